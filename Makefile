@@ -1,0 +1,31 @@
+# Two commands are all a newcomer needs: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: demo test test-all lint benchmarks clean
+
+.venv/installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/python -m experiments.adding_problem --workdir=runs/demo
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-all: lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "long or not long"
+
+benchmarks: .venv/installed
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build runs *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,261 @@
+"""What every combiner shares: the interface the trainer calls, the guards, and the state.
+
+A combiner turns K named losses into K coefficients; the update's gradient is always the sum over the losses
+of static weight x coefficient x gradient. How the gradients are obtained is the trainer's business.
+"""
+
+import inspect
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from losses.combiners.gramian import gramian
+from losses.function import require
+
+
+class Combiner:
+    """Base class: coefficients for K named losses, from state, loss values or gradients.
+
+    One update of the trainer, in the order of its calls (all but `build` may be traced, also by XLA):
+
+        combiner.build(names)                                  # once, eager, in the strategy's scope
+        measured = combiner.measure(gradients)                 # if `gradients_every` is 1, or `due()` says so
+        c = combiner.coefficients(losses, present, measured)   # pure: reads state, writes none
+        total = combiner.total(losses, c)                      # the number to log
+        combiner.advance(losses, present, measured)            # once per update, after the finite check
+        combiner.advance_after(before, after, present)         # only if `needs_losses_after`
+
+    A subclass writes `propose` (its rule), and if it has state `create` (its variables) and `learn` (how they
+    move). The guards work on the proposal, in this order: it is scaled so that the weights of the present
+    losses sum to their number (`normalize`), averaged with the weights last used (`moving_average`), clipped,
+    taken only every `update_every` updates, and 1 for the first `warmup_steps` updates, in which learned
+    weights stand still while losses are already observed. `freeze()` holds the weights last used, and all
+    state but the update counter, until `unfreeze()`.
+
+    An absent loss (`present[k]` False: no valid element in this update) keeps its state. Where coefficients
+    need losses or gradients, it keeps the weight it last had and the others are weighted as if it did not
+    exist; coefficients from state alone are known before anyone is absent, and do not depend on it.
+
+    Args:
+        update_every: New weights every so many updates; the last ones are held in between.
+        warmup_steps: Updates with all coefficients 1 before the method begins.
+        moving_average: Share of the old weights in the new, in [0, 1); 0 for none.
+        clip: `(low, high)` bounds of each coefficient, or None.
+        normalize: Scale the coefficients to sum to the number of present losses.
+    """
+
+    name = ""
+    needs = "weights"  # to know the coefficients: state alone, or this update's "losses", or its "gradients"
+    minimum_losses = 1
+    needs_losses_after = False
+    requires_positive = False  # logarithms are taken: `validate` refuses losses that are not above zero
+
+    def __init__(self, *, update_every=1, warmup_steps=0, moving_average=0.0, clip=None, normalize=False):
+        require(
+            update_every >= 1, f"`update_every` is {update_every}", "at least 1", "Use 1 for each update."
+        )
+        require(warmup_steps >= 0, f"`warmup_steps` is {warmup_steps}", "at least 0", "Use 0 for no warm-up.")
+        average = f"`moving_average` is {moving_average}"
+        require(0 <= moving_average < 1, average, "in [0, 1)", "Use 0 for no average.")
+        ordered = clip is None or (len(clip) == 2 and 0 <= clip[0] < clip[1])
+        require(ordered, f"`clip` is {clip}", "(low, high) with 0 <= low < high", "Use None for no bounds.")
+        self.update_every = update_every
+        self.warmup_steps = warmup_steps
+        self.moving_average = moving_average
+        self.clip = None if clip is None else (float(clip[0]), float(clip[1]))
+        self.normalize = normalize
+        self.names = None
+        self._variables = {}
+
+    # What the trainer calls.
+
+    @property
+    def gradients_every(self):
+        """Updates between two measurements of the per-loss gradients: 0 never, 1 each update."""
+        return 1 if self.needs == "gradients" else 0
+
+    @property
+    def variables(self):
+        """Every piece of state, in a fixed order: what a checkpoint saves."""
+        return list(self._variables.values())
+
+    def build(self, names: Sequence[str]) -> None:
+        """Creates the variables for these losses; nothing when they exist already."""
+        names, kind = tuple(names), type(self).__name__
+        if self.names is not None:
+            received = f"This {kind} was built for the losses {list(self.names)}, not {list(names)}"
+            advice = "Make a new combiner for each trainer."
+            require(names == self.names, received, "used with one set of losses", advice)
+            return
+        received = f"{kind} was given {len(names)} loss(es), {list(names)}"
+        enough = len(names) >= self.minimum_losses
+        require(enough, received, f"given at least {self.minimum_losses}", "Use `WeightedSum` for one loss.")
+        unique = len(set(names)) == len(names)
+        require(unique, f"The loss names are {list(names)}", "unique", "Rename the repeated ones.")
+        self.names = names
+        try:
+            self._build_state()
+        except ValueError:  # an argument that does not fit the names: not built
+            self.names = None
+            self._variables.clear()
+            raise
+
+    def measure(self, gradients):
+        """The [K, K] Gramian of K lists of gradients (dense, `tf.IndexedSlices` or None). Pure."""
+        return gramian(gradients)
+
+    def due(self):
+        """A bool tensor: does this update's `advance` want `measured`?"""
+        if self.gradients_every <= 1:
+            return tf.constant(self.gradients_every == 1)
+        return tf.equal(self.updates % self.gradients_every, 0)
+
+    def coefficients(self, losses, present, measured):
+        """The [K] float32 coefficients of this update. Reads state, writes none.
+
+        `losses` are the [K] unweighted values (None allowed if `needs` is "weights"), `present` [K] bool or
+        None for all, `measured` the result of `measure` on the statically weighted gradients, or None.
+        """
+        present = self._mask(present)
+        return self._weights_now(self._clean(losses, present), present, measured)
+
+    def total(self, losses, coefficients, static=None, present=None):
+        """The scalar that is optimised, for the log. `static`: the [K] static weights, if there are any."""
+        losses = self._clean(losses, self._mask(present))
+        return tf.reduce_sum(self._static(static, present) * coefficients * losses)
+
+    def advance(self, losses, present, measured) -> None:
+        """Moves the state by one update. Arguments as for `coefficients`, the same on every replica."""
+        present = self._mask(present)
+        losses = self._clean(losses, present)
+        used = self._weights_now(losses, present, measured)
+        self.learn(losses, present, measured)
+        self.weights.assign(tf.where(present, used, self.weights))
+        self.updates.assign_add(1)
+
+    def advance_after(self, losses_before, losses_after, present) -> None:
+        """Moves the state by the losses before and after the update, on the same data. For FAMO only."""
+        raise NotImplementedError(f"{type(self).__name__} does not use the losses after the update.")
+
+    def validate(self, losses, present=None) -> None:
+        """Raises if a loss value is not allowed. Eager, on the host: K numbers; NaN is let through."""
+        if not self.requires_positive:
+            return
+        present = [True] * len(self.names) if present is None else present
+        bad = {n: float(v) for n, v, p in zip(self.names, losses, present, strict=True) if p and v <= 0}
+        received = f"{type(self).__name__} takes logarithms of the losses, but got {bad}"
+        advice = (
+            "Shift or square these losses, or choose a combiner without logarithms such as `WeightedSum`."
+        )
+        require(not bad, received, "given losses above zero", advice)
+
+    def freeze(self) -> None:
+        """Holds the weights last used from the next update on. Eager or traced; no retrace."""
+        self.frozen.assign(True)
+
+    def unfreeze(self) -> None:
+        """Lets the weights move again."""
+        self.frozen.assign(False)
+
+    def get_config(self):
+        """The constructor's arguments, as a plain dict."""
+        return {name: getattr(self, name) for name in self.arguments()}
+
+    @classmethod
+    def from_config(cls, config):
+        """A new, unbuilt combiner from `get_config`'s dict."""
+        return cls(**config)
+
+    @classmethod
+    def arguments(cls):
+        """The names of all constructor arguments, those of the guards included."""
+        names = []
+        for owner in cls.__mro__:
+            if "__init__" in vars(owner):
+                parameters = list(inspect.signature(owner.__init__).parameters.values())[1:]
+                names += [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+                if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                    break
+        return list(dict.fromkeys(names))
+
+    # What a subclass writes.
+
+    def propose(self, losses, present, measured):
+        """The method's [K] weights before the guards. Pure; `losses` is 1 where absent."""
+        raise NotImplementedError
+
+    def create(self, count) -> None:
+        """Makes the method's own variables with `self.add`."""
+        return
+
+    def learn(self, losses, present, measured) -> None:
+        """Assigns the method's own variables; `moving` and `observing` say which may move."""
+        return
+
+    # Helpers.
+
+    def add(self, name, value, dtype=tf.float32):
+        """Makes one variable of the state, equal on all replicas, as the attribute `name`."""
+        same = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        self._variables[name] = tf.Variable(value, trainable=False, dtype=dtype, name=name, aggregation=same)
+        setattr(self, name, self._variables[name])
+
+    def moving(self, present):
+        """[K] bool: the losses whose learned weights may move now (present, not frozen, past the warm-up)."""
+        past = self.updates >= self.warmup_steps if self.warmup_steps else True
+        return present & past & ~self.frozen
+
+    def observing(self, present):
+        """[K] bool: the losses whose values may be recorded now (present, not frozen)."""
+        return present & ~self.frozen
+
+    def _build_state(self):
+        count = len(self.names)
+        with tf.init_scope():  # the names may be known only while the trainer traces
+            self.add("updates", 0, tf.int64)
+            self.add("frozen", False, tf.bool)
+            self.add("weights", tf.ones([count]))
+            self.create(count)
+
+    def _mask(self, present):
+        return tf.ones([len(self.names)], tf.bool) if present is None else tf.convert_to_tensor(present)
+
+    def _clean(self, losses, present):
+        return None if losses is None else tf.where(present, tf.cast(losses, tf.float32), 1.0)
+
+    def _static(self, static, present):
+        static = tf.ones([len(self.names)]) if static is None else tf.cast(static, tf.float32)
+        return static if present is None else tf.where(present, static, 0.0)
+
+    def _weights_now(self, losses, present, measured):
+        if self.needs == "weights":
+            present = self._mask(None)
+        return self._guard(self.propose(losses, present, measured), present)
+
+    def _guard(self, proposed, present):
+        weights = self._bound(proposed, present, self.weights)
+        held = self.frozen | ~present
+        if self.update_every > 1:
+            held |= tf.not_equal(self.updates % self.update_every, 0)
+        return self._after_warmup(tf.where(held, self.weights, weights))
+
+    def _after_warmup(self, weights):
+        return tf.where(self.updates < self.warmup_steps, 1.0, weights) if self.warmup_steps else weights
+
+    def _bound(self, weights, present, old):
+        if self.normalize:
+            weights = normalized(weights, present)
+        if self.moving_average:
+            weights = self.moving_average * old + (1.0 - self.moving_average) * weights
+        return weights if self.clip is None else tf.clip_by_value(weights, *self.clip)
+
+
+def normalized(weights, present):
+    """Scales the present weights to sum to their number; all zero stays zero.
+
+    >>> normalized(tf.constant([1.0, 3.0, 9.0]), tf.constant([True, True, False])).numpy().tolist()
+    [0.5, 1.5, 4.5]
+    """
+    share = tf.where(present, weights, 0.0)
+    count = tf.reduce_sum(tf.cast(present, tf.float32))
+    return weights * tf.math.divide_no_nan(count, tf.reduce_sum(share))

@@ -1,0 +1,227 @@
+"""Combiners that look at the size of the per-loss gradients now and then: GradNorm and GradientBalance."""
+
+import tensorflow as tf
+
+from losses.combiners.adam import Learned
+from losses.combiners.base import Combiner, normalized
+from losses.combiners.gramian import dense
+from losses.combiners.history import safe_ratio
+from losses.function import require
+
+SMALLEST = 1e-3  # weight of GradNorm, so that a loss can come back
+STATISTICS = ("max_mean", "mean_mean", "norm")
+
+
+class StatisticsCombiner(Combiner):
+    """Weights that move when gradients are measured, every `update_every` updates, for the next ones.
+
+    A subclass writes `balanced`: new weights from the old ones and the measurement. The guards `normalize`,
+    `moving_average` (with the weights of the last measurement) and `clip` apply to these.
+    """
+
+    @property
+    def gradients_every(self):
+        return self.update_every
+
+    def create(self, count):
+        self.add("balance", tf.ones([count]))
+
+    def propose(self, losses, present, measured):
+        return self.balance
+
+    def balanced(self, losses, moving, measured):
+        """The new [K] weights. Entries where `moving` is False are ignored."""
+        raise NotImplementedError
+
+    def learn(self, losses, present, measured):
+        if measured is None:
+            return
+        moving = self.moving(present) & self.due()
+        weights = self._bound(self.balanced(losses, moving, measured), moving, self.balance)
+        self.balance.assign(tf.where(moving, weights, self.balance))
+
+    def _guard(self, proposed, present):
+        return self._after_warmup(tf.where(self.frozen, self.weights, proposed))
+
+
+class GradNorm(Learned, StatisticsCombiner):
+    """GradNorm (Chen 2018): weighted gradient norms pulled together, larger for losses that train slowly.
+
+    The weights go down the gradient of sum |w_i n_i - mean(w n) r_i^alpha|, in closed form, by an Adam of
+    their own, and are scaled to sum to K again. n_i are the norms of the (statically weighted) gradients of
+    the shared variables, r_i the losses relative to their first values, divided by the mean of that.
+
+    Args:
+        alpha: Strength of the pull towards equal training rates; 0 for equal norms.
+        learning_rate: Of the weights.
+
+    >>> combiner = GradNorm(learning_rate=0.1)
+    >>> combiner.build(["error", "penalty"])
+    >>> combiner.advance(tf.constant([1.0, 1.0]), None, tf.constant([[9.0, 0.0], [0.0, 1.0]]))
+    >>> combiner.coefficients(None, None, None).numpy().round(4).tolist()
+    [0.8999999761581421, 1.100000023841858]
+    """
+
+    name = "gradnorm"
+    minimum_losses = 2
+
+    def __init__(self, alpha=1.5, learning_rate=0.025, **guards):
+        super().__init__(**guards)
+        require(alpha >= 0, f"`alpha` is {alpha}", "at least 0", "The paper uses 0.12 to 1.5.")
+        require(learning_rate > 0, f"`learning_rate` is {learning_rate}", "above 0", "The paper's is 0.025.")
+        self.alpha = alpha
+        self.learning_rate = learning_rate
+
+    def create(self, count):
+        super().create(count)
+        self.create_adam(count)
+        self.add("first_losses", tf.ones([count]))
+        self.add("seen", tf.zeros([count], tf.bool), tf.bool)
+
+    def learn(self, losses, present, measured):
+        observed = self.observing(present)
+        self.first_losses.assign(tf.where(observed & ~self.seen, losses, self.first_losses))
+        self.seen.assign(self.seen | observed)
+        super().learn(losses, present, measured)
+
+    def balanced(self, losses, moving, measured):
+        norms = tf.sqrt(tf.maximum(tf.linalg.diag_part(measured), 0.0))
+        ratios = safe_ratio(losses, self.first_losses, self.seen)
+        _, _, gradient = gradnorm(self.balance, norms, ratios, self.alpha, moving)
+        # Adam's epsilon is absolute: only the norms' ratios go in.
+        gradient = tf.math.divide_no_nan(gradient, tf.reduce_max(tf.where(moving, norms, 0.0)))
+        weights = tf.maximum(self.balance + self.adam_step(gradient, moving), SMALLEST)
+        # All weights sum to K: those that may not move keep their share of it.
+        rest = tf.reduce_sum(tf.where(moving, self.balance, 0.0))
+        count = tf.reduce_sum(tf.cast(moving, tf.float32))
+        return normalized(weights, moving) * tf.math.divide_no_nan(rest, count)
+
+
+def gradnorm(weights, norms, ratios, alpha, present):
+    """Relative rates r, targets mean(w n) r^alpha, and d/dw of sum |w n - target| with the targets held.
+
+    `ratios` are L / L(0). Means are over the present losses.
+
+    >>> norms, ratios = tf.constant([3.0, 1.0]), tf.constant([0.5, 0.9])
+    >>> rates, targets, gradient = gradnorm(tf.ones([2]), norms, ratios, 1.5, tf.ones([2], tf.bool))
+    >>> rates.numpy().round(4), targets.numpy().round(4)
+    (array([0.7143, 1.2857], dtype=float32), array([1.2074, 2.9157], dtype=float32))
+    >>> gradient.numpy().tolist()
+    [3.0, -1.0]
+    """
+    mask = tf.cast(present, tf.float32)
+    share = tf.math.divide_no_nan(mask, tf.reduce_sum(mask))
+    ratios = tf.maximum(ratios, 0.0)
+    mean = tf.reduce_sum(share * ratios)
+    rates = tf.where(mean > 0, ratios / tf.where(mean > 0, mean, 1.0), 1.0)
+    weighted = weights * norms
+    targets = tf.reduce_sum(share * weighted) * tf.pow(rates, alpha)
+    return rates, targets, mask * tf.sign(weighted - targets) * norms
+
+
+class GradientBalance(StatisticsCombiner):
+    """Weights inverse to a statistic of each loss's gradient, measured now and then, and averaged.
+
+    - `"max_mean"` (Wang 2020): max|g_reference| / mean|w_i g_i| over the weight matrices, with the present
+      weight w_i inside the denominator as in the authors' code. As printed in the paper, without it,
+      weights run away. Its fixed point is the square root of max/mean.
+    - `"mean_mean"`: mean|g_reference| / mean|g_i| over the weight matrices.
+    - `"norm"`: mean of all norms / norm of g_i, or the reference's norm if one is named.
+
+    The reference keeps the weight 1. A mean is the mean over the matrices of each matrix's mean. Where no
+    variable has two or more axes, all variables count. A loss without gradient keeps its weight.
+
+    Args:
+        statistic: One of the three above.
+        reference: Name of a loss; for the first two the first loss if left out.
+
+    >>> combiner = GradientBalance("norm", moving_average=0.0)
+    >>> combiner.build(["error", "penalty"])
+    >>> measured = combiner.measure([[tf.constant([3.0, 0.0])], [tf.constant([0.0, 1.0])]])
+    >>> combiner.advance(tf.constant([1.0, 1.0]), None, measured)
+    >>> combiner.coefficients(None, None, None).numpy().round(4).tolist()
+    [0.666700005531311, 2.0]
+    """
+
+    name = "gradient_balance"
+    minimum_losses = 2
+
+    def __init__(
+        self,
+        statistic="max_mean",
+        reference=None,
+        *,
+        update_every=10,
+        moving_average=0.9,
+        clip=(1e-3, 1e3),
+        **guards,
+    ):
+        super().__init__(update_every=update_every, moving_average=moving_average, clip=clip, **guards)
+        require(
+            statistic in STATISTICS,
+            f"`statistic` is {statistic!r}",
+            f"one of {list(STATISTICS)}",
+            "Choose one.",
+        )
+        self.statistic = statistic
+        self.reference = reference
+
+    def create(self, count):
+        super().create(count)
+        known = self.reference is None or self.reference in self.names
+        require(
+            known,
+            f"`reference` is {self.reference!r}",
+            f"one of the losses {list(self.names)}",
+            "Correct the name.",
+        )
+
+    def measure(self, gradients):
+        """[3, K]: max and mean absolute value over the weight matrices, and norm over all variables."""
+        return tf.stack([gradient_statistics(row) for row in gradients], axis=1)
+
+    def balanced(self, losses, moving, measured):
+        numerator = measured[STATISTIC_ROW[self.statistic][0]]
+        denominator = measured[STATISTIC_ROW[self.statistic][1]]
+        if self.statistic == "max_mean":
+            denominator *= self.balance
+        live = moving & (denominator > 0)
+        weights = gradient_balance(numerator, denominator, live, self._reference())
+        return tf.where(live, weights, self.balance)
+
+    def _reference(self):
+        if self.reference is None:
+            return None if self.statistic == "norm" else 0
+        return self.names.index(self.reference)
+
+
+STATISTIC_ROW = {"max_mean": (0, 1), "mean_mean": (1, 1), "norm": (2, 2)}
+
+
+def gradient_balance(numerator, denominator, live, reference):
+    """stat(reference) / stat(g_i) over the live losses; the reference, and all if it is not live, get 1.
+
+    `reference` is an index, or None for the mean over the live losses.
+
+    >>> stat = tf.constant([3.0, 1.0])
+    >>> gradient_balance(stat, stat, tf.constant([True, True]), 0).numpy().tolist()
+    [1.0, 3.0]
+    """
+    mask = tf.cast(live, tf.float32)
+    safe = tf.where(live, denominator, 1.0)
+    if reference is None:
+        return tf.math.divide_no_nan(tf.reduce_sum(mask * numerator), tf.reduce_sum(mask)) / safe
+    own = tf.one_hot(reference, live.shape[0], on_value=True, off_value=False)
+    return tf.where(own | ~live[reference], 1.0, numerator[reference] / safe)
+
+
+def gradient_statistics(row):
+    """[3] max, mean and norm of one loss's gradients; variables it does not reach (None) do not count."""
+    reached = [dense(g) for g in row if g is not None]
+    if not reached:
+        return tf.zeros([3])
+    matrices = [g for g in reached if g.shape.rank >= 2] or reached
+    largest = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(g)) for g in matrices]))
+    mean = tf.reduce_mean(tf.stack([tf.reduce_mean(tf.abs(g)) for g in matrices]))
+    norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in reached]))
+    return tf.stack([largest, mean, norm])

@@ -1,0 +1,100 @@
+"""Parts of an evidence lower bound: divergences and likelihoods [batch], summed over all other axes.
+
+A diagonal Gaussian is the pair `(mean, log_variance)`, or one tensor with both side by side on the last axis.
+"""
+
+import math
+
+import tensorflow as tf
+
+from losses.function import aligned, as_float, loss_function, require
+
+
+def check_free_bits(free_bits):
+    require(free_bits >= 0, f"`free_bits` is {free_bits}", "at least 0", "Use 0 for the plain divergence.")
+
+
+@loss_function(check=check_free_bits)
+def standard_normal_kl(targets, outputs, *, free_bits=0.0):
+    """KL(N(mean, variance) || N(0, I)) of the outputs' Gaussian, in nats; targets are ignored.
+
+    Each latent dimension counts at least `free_bits` nats, below which it has no gradient.
+
+    >>> standard_normal_kl(None, (tf.constant([[1.0, 0.0]]), tf.zeros([1, 2]))).numpy().tolist()
+    [0.5]
+    """
+    mean, log_variance = gaussian(outputs, "standard_normal_kl")
+    return summed_kl(mean, log_variance, tf.zeros_like(mean), tf.zeros_like(mean), free_bits)
+
+
+@loss_function(check=check_free_bits)
+def gaussian_kl(targets, outputs, *, free_bits=0.0):
+    """KL(outputs || targets) of two diagonal Gaussians, in nats: the targets are the prior.
+
+    >>> one, zero = tf.ones([1, 2]), tf.zeros([1, 2])
+    >>> gaussian_kl((zero, zero), (one, zero)).numpy().tolist()
+    [1.0]
+    """
+    mean, log_variance = gaussian(outputs, "gaussian_kl")
+    prior_mean, prior_log_variance = (as_float(part) for part in gaussian(targets, "gaussian_kl"))
+    return summed_kl(mean, log_variance, prior_mean, prior_log_variance, free_bits)
+
+
+@loss_function
+def gaussian_negative_log_likelihood(targets, outputs):
+    """-log N(targets | mean, variance), the reconstruction term for real data; outputs are the Gaussian.
+
+    >>> outputs = (tf.constant([[1.0]]), tf.constant([[0.0]]))
+    >>> gaussian_negative_log_likelihood(tf.constant([[1.0]]), outputs).numpy().round(4)
+    array([0.9189], dtype=float32)
+    """
+    mean, log_variance = gaussian(outputs, "gaussian_negative_log_likelihood")
+    targets, mean = aligned(targets, mean, "gaussian_negative_log_likelihood")
+    log_variance = tf.reshape(log_variance, tf.shape(mean))
+    values = tf.square(targets - mean) * tf.exp(-log_variance) + log_variance + math.log(2.0 * math.pi)
+    return per_example(0.5 * values)
+
+
+@loss_function
+def bernoulli_negative_log_likelihood(targets, outputs):
+    """-log p(targets) of coins whose logits are the outputs: the reconstruction term for data in [0, 1].
+
+    >>> bernoulli_negative_log_likelihood(tf.constant([[1.0, 0.0]]), tf.zeros([1, 2])).numpy().round(4)
+    array([1.3863], dtype=float32)
+    """
+    targets, outputs = aligned(targets, outputs, "bernoulli_negative_log_likelihood")
+    return per_example(tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=outputs))
+
+
+def summed_kl(mean, log_variance, prior_mean, prior_log_variance, free_bits):
+    """KL of diagonal Gaussians, [batch], each dimension at least `free_bits`."""
+    difference = tf.square(mean - prior_mean) * tf.exp(-prior_log_variance)
+    ratio = log_variance - prior_log_variance
+    # expm1(r) - r is never negative by rounding the way exp(r) - 1 - r is.
+    values = 0.5 * (difference + tf.math.expm1(ratio) - ratio)
+    return per_example(tf.maximum(values, free_bits) if free_bits else values)
+
+
+def gaussian(value, name):
+    """The mean and the log-variance of a pair, or of the halves of one tensor's last axis."""
+    if isinstance(value, tuple | list):
+        require(
+            len(value) == 2,
+            f"`{name}` got {len(value)} tensors",
+            "a pair (mean, log_variance)",
+            "Return both.",
+        )
+        return value
+    last = value.shape[-1]
+    require(
+        last is not None and last % 2 == 0,
+        f"`{name}` got one tensor of shape {value.shape}",
+        "a pair (mean, log_variance), or a tensor with both halves on its last axis",
+        "Make the layer twice as wide as the latent.",
+    )
+    return tf.split(value, 2, axis=-1)
+
+
+def per_example(values):
+    """Sums over all axes but the first."""
+    return tf.reduce_sum(values, axis=list(range(1, values.shape.rank)))

@@ -1,0 +1,126 @@
+"""Checks of what a user passes, each answered in three parts: what was received, what is needed, what to do."""
+
+import math
+import numbers
+
+import keras
+import tensorflow as tf
+
+# attribute of the optimizer → (how it is passed, what to use instead)
+_REFUSED = {
+    "clipnorm": "Use the trainer's `clip_norm`, or override `transform_gradients` to clip each gradient by itself",
+    "clipvalue": "Override `transform_gradients`, or use the trainer's `clip_norm`",
+    "global_clipnorm": "Use the trainer's `clip_norm`, which clips after the gradients of all replicas are summed",
+    "use_ema": "Use the trainer's `ema_decay`, which averages once per update",
+    "gradient_accumulation_steps": "Use the trainer's `accumulation_steps`, which equals the large batch exactly",
+    "loss_scale_factor": "Leave it out: the trainer scales the loss of float16 models by itself",
+}
+
+
+def check_optimizer(optimizer):
+    """A Keras optimizer that leaves clipping, averaging, accumulation and loss scaling to the trainer."""
+    if isinstance(optimizer, str):
+        optimizer = keras.optimizers.get(optimizer)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "`optimizer` is a LossScaleOptimizer; the trainer scales the loss of float16 models by itself. "
+            "Pass the inner optimizer."
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"`optimizer` is {optimizer!r}; it must be a Keras optimizer or the name of one. "
+            "Use e.g. keras.optimizers.Adam(1e-3)."
+        )
+    for attribute, remedy in _REFUSED.items():
+        value = getattr(optimizer, attribute, None)
+        if value:
+            raise ValueError(
+                f"The optimizer has {attribute}={value}; the trainer does this itself, at the right place in the "
+                f"update. {remedy}."
+            )
+    return optimizer
+
+
+def check_integer(name, value, least, remedy):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"`{name}` is {value!r}; it must be an integer of at least {least}. {remedy}")
+    if value < least:
+        raise ValueError(f"`{name}` is {value}; it must be at least {least}. {remedy}")
+    return int(value)
+
+
+def check_positive(name, value, remedy):
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"`{name}` is {value!r}; it must be a positive number or None. {remedy}")
+    return float(value)
+
+
+def check_decay(value):
+    if value is None:
+        return None
+    if not isinstance(value, numbers.Real) or not 0 < value < 1:
+        raise ValueError(f"`ema_decay` is {value!r}; it must lie between 0 and 1. Use None for no averaging.")
+    return float(value)
+
+
+def check_losses(losses):
+    """{name: callable}, from a dict or a single loss."""
+    if losses is None:
+        return {}
+    if isinstance(losses, str | keras.losses.Loss) or callable(losses):
+        losses = {"loss": losses}
+    if not isinstance(losses, dict):
+        raise TypeError(
+            f"`losses` is a {type(losses).__name__}; it must be a dict of names to losses, so that each is logged "
+            "under its name. Use e.g. losses={'error': keras.losses.MeanSquaredError()}."
+        )
+    checked = {}
+    for name, loss in losses.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"A loss is named {name!r}; names must be non-empty strings.")
+        loss = keras.losses.get(loss) if isinstance(loss, str) else loss
+        if not callable(loss):
+            raise TypeError(
+                f"Loss {name!r} is {loss!r}; it must be a keras.losses.Loss or a callable(targets, outputs) that "
+                "returns one value per example or element."
+            )
+        checked[name] = loss
+    return checked
+
+
+def check_metrics(metrics):
+    """{name: metric}, from a list or a dict."""
+    if metrics is None:
+        return {}
+    if isinstance(metrics, keras.metrics.Metric):
+        metrics = [metrics]
+    items = metrics.items() if isinstance(metrics, dict) else [(None, metric) for metric in metrics]
+    checked = {}
+    for name, metric in items:
+        metric = keras.metrics.get(metric) if isinstance(metric, str) else metric
+        if not isinstance(metric, keras.metrics.Metric):
+            raise TypeError(
+                f"The metric {name or metric!r} is {metric!r}; it must be a keras.metrics.Metric. "
+                "Use e.g. metrics={'accuracy': keras.metrics.SparseCategoricalAccuracy()}."
+            )
+        checked[name or metric.name] = metric
+    return checked
+
+
+def check_steps_per_call(value):
+    if value == "auto":
+        return value
+    return check_integer("steps_per_call", value, 1, 'Use "auto" to let the trainer choose.')
+
+
+def check_strategy(strategy):
+    if strategy is None:
+        return tf.distribute.get_strategy()
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise TypeError(
+            f"`strategy` is {strategy!r}; it must be a tf.distribute.Strategy or None. "
+            "Use e.g. tf.distribute.MirroredStrategy()."
+        )
+    return strategy

@@ -1,0 +1,132 @@
+"""Evaluation and prediction: forward passes only, which leave the training's state and metrics alone."""
+
+import numpy as np
+import tensorflow as tf
+
+from trainer import batches, microstep
+from trainer.sources import check_dataset
+from trainer.state import raw, recurrent_states
+
+# Batches per call: bounds the time in which a signal waits.
+_BATCHES_PER_CALL = 200
+
+
+class Evaluation:
+    """Evaluates and predicts for a trainer; keeps the traced functions between calls."""
+
+    def __init__(self, owner):
+        self._owner = owner
+        self._evaluate = tf.function(self._loop, autograph=False)
+        self._predict = tf.function(self._outputs, autograph=False)
+        self._sums = self.names = self._logged = None
+
+    def evaluate(self, dataset, steps=None):
+        owner = self._owner
+        dataset = check_dataset(dataset)
+        owner.build(dataset.element_spec)
+        iterator = iter(dataset)
+        variables = [raw(variable) for variable in owner.forward_state.variables()]
+        kept = [tf.identity(variable) for variable in variables]
+        try:
+            for metric in owner.metrics.values():
+                metric.reset_state()
+            for state in recurrent_states(owner.model):
+                state.assign(tf.zeros_like(raw(state)))
+            self._run(iterator, steps)
+            return self._results()
+        finally:
+            for variable, value in zip(variables, kept, strict=True):
+                variable.assign(value)
+
+    def predict(self, dataset, steps=None):
+        outputs = []
+        for index, batch in enumerate(check_dataset(dataset)):
+            if steps is not None and index >= steps:
+                break
+            function = self._outputs if self._owner.run_eagerly else self._predict
+            outputs.append(tf.nest.map_structure(lambda x: x.numpy(), function(batch)))
+        if not outputs:
+            raise ValueError("There is nothing to predict: the dataset has no batch.")
+        return tf.nest.map_structure(lambda *parts: np.concatenate(parts, axis=0), *outputs)
+
+    def _outputs(self, batch):
+        return self._owner.call_model(batches.unpack(batch)[0], False)
+
+    def _run(self, iterator, steps):
+        if self._sums is not None:
+            self._sums.assign(tf.zeros(self._sums.shape))
+        done = 0
+        while steps is None or done < steps:
+            count = _BATCHES_PER_CALL if steps is None else min(_BATCHES_PER_CALL, steps - done)
+            if self._owner.run_eagerly:
+                made = self._eager(iterator, count)
+            else:
+                made = int(self._evaluate(iterator, tf.constant(count)))
+            done += made
+            if made < count:
+                break
+        if not done:
+            raise ValueError("There is nothing to evaluate: the dataset has no batch.")
+
+    def _eager(self, iterator, count):
+        for index in range(count):
+            batch = next(iterator, None)
+            if batch is None:
+                return index
+            self._step(batch)
+        return count
+
+    def _loop(self, iterator, count):
+        def body(done, _):
+            optional = iterator.get_next_as_optional()
+
+            def run():
+                self._step(optional.get_value())
+                return done + 1, tf.constant(False)
+
+            return tf.cond(optional.has_value(), run, lambda: (done, tf.constant(True)))
+
+        initial = (tf.constant(0), tf.constant(False))
+        return tf.while_loop(lambda done, ended: (done < count) & ~ended, body, initial, parallel_iterations=1)[0]
+
+    def _step(self, batch):
+        owner = self._owner
+        terms, logged, examples, moved, values = microstep.forward_only(owner.hook("eval_step"), owner, batch)
+        row = [term.sum for term in terms.values()] + [term.divisor for term in terms.values()]
+        row = tf.stack([*row, *(value * examples for value in logged.values()), examples])
+        if self._sums is None:
+            self.names, self._logged = list(terms), list(logged)
+            self._sums = owner.make_variable(np.zeros(row.shape, np.float32), "eval_sums")
+        self._sums.assign_add(row)
+        for variable, value in zip(moved, values, strict=True):
+            raw(variable).assign(value)
+
+    def _results(self):
+        owner, count = self._owner, len(self.names)
+        values = self._sums.numpy().astype(np.float64)
+        sums, divisors = values[:count], values[count : 2 * count]
+        results = {name: s / d for name, s, d in zip(self.names, sums, divisors, strict=True) if d > 0}
+        total = static_sum(results, owner.loss_weights)
+        results = {"loss": total, **{name: float(value) for name, value in results.items()}}
+        for name, value in zip(self._logged, values[2 * count : -1], strict=True):
+            results[name] = float(value / values[-1])
+        for name, metric in owner.metrics.items():
+            results.update(metric_results(name, metric))
+        return results
+
+
+def static_sum(losses, weights):
+    """The statically weighted sum of {name: value}: comparable over time and across combiners."""
+    static = weights.static() if len(weights) else {}
+    return float(sum(static.get(name, 1.0) * value for name, value in losses.items()))
+
+
+def metric_results(name, metric):
+    """{name: float} of a metric on the host; one with several results names each."""
+    result = metric.result()
+    if isinstance(result, dict):
+        return {key: float(value) for key, value in result.items()}
+    array = np.asarray(result)
+    if array.ndim == 0:
+        return {name: float(array)}
+    return {f"{name}/{index}": float(value) for index, value in enumerate(array.ravel())}

@@ -1,0 +1,194 @@
+"""One micro-batch: forward, named losses, one backward pass. A pure function of the batch and the state."""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from trainer import batches, objective, stages
+from trainer.state import ForwardScope, StateDiscovered, creating_variables, is_seed, raw
+
+# Folded into the first half of a dropout seed so that replicas draw different masks; any odd constant will do.
+_REPLICA_SEED = 0x9E3779B1
+
+
+class MicroResult(NamedTuple):
+    """What a micro-batch adds to the update. All but `state` and `coefficients` are sums over micro-batches."""
+
+    gradients: Any  # [groups][variables]
+    sums: Any  # [K]
+    divisors: Any  # [K]
+    examples: Any  # scalar
+    logged: Any  # [M]: value · examples of each `log` call
+    coefficients: Any  # [K] from the combiner, or ()
+    state: Any  # new values of `moved`
+    probes: Any  # {layer: {quantity: per-example values}}, or {}
+
+
+class MicroStep:
+    """Computes losses and gradients of one micro-batch.
+
+    `names`, `logged`, `groups`, `moved` and `live` describe the result; they are known after the first trace.
+
+    Args:
+        compute_losses: the hook, `(batch, training) -> {name: loss}`.
+        owner: the trainer (its model's losses, its `log` calls).
+        variables: function that lists the trainable variables.
+        weights: `LossWeights`.
+        combiner: a built or unbuilt combiner.
+        fold: divide by the divisors before the backward pass: one micro-batch on one device is the whole update.
+        per_loss: a gradient for each loss by itself.
+        densify: turn sparse gradients into dense ones, so that they can be summed.
+    """
+
+    def __init__(self, compute_losses, owner, variables, weights, combiner, *, fold, per_loss, densify):
+        self._compute_losses = compute_losses
+        self._owner = owner
+        self._variables = variables
+        self._weights = weights
+        self._combiner = combiner
+        self.fold, self.per_loss, self._densify = fold, per_loss, densify
+        self.names = self.logged = self.groups = self.ratios = self.moved = self.live = None
+
+    def __call__(self, batch, state_values, step, loss_scale, replica=None):
+        """Traced or eager, in a replica context. `state_values` belong to `owner.forward_state.variables()`."""
+        state_variables = self._owner.forward_state.variables()
+        examples = batches.count_examples(batch)
+        variables = self._variables()
+        scope_values = _fold_replica(state_variables, state_values, replica)
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch([raw(variable) for variable in variables])
+            regularized = [v for v in variables if getattr(v, "regularizer", None) is not None]
+            # Keras looks regularized variables up in the scope and finds nothing there unless they are mapped.
+            scope = ForwardScope(
+                [*regularized, *state_variables],
+                [tf.convert_to_tensor(raw(variable)) for variable in regularized] + scope_values,
+            )
+            with scope, self._owner.collecting_logs() as logged:
+                losses = dict(self._compute_losses(batch, True))
+                model_losses = list(getattr(self._owner.model, "losses", ()))
+            losses = _with_regularization(losses, model_losses)
+            terms = objective.make_terms(losses, examples)
+            self._describe(terms, logged, scope, state_variables)
+            weights = self._weights.at(step)
+            sums = tf.stack([term.sum for term in terms.values()])
+            divisors = tf.stack([term.divisor for term in terms.values()])
+            coefficients, targets = self._objectives(terms, weights, sums, divisors)
+            if loss_scale is not None:
+                targets = [target * loss_scale for target in targets]
+        gradients = self._gradients(tape, targets, variables)
+        return MicroResult(
+            gradients,
+            sums,
+            divisors,
+            examples,
+            tf.stack([value * examples for value in logged.values()]) if logged else (),
+            coefficients,
+            _unfold_replica(self.moved, [scope.get_current_value(v) for v in self.moved], replica),
+            {},
+        )
+
+    def _describe(self, terms, logged, scope, state_variables):
+        known = {id(variable) for variable in state_variables}
+        discovered = [variable for key, variable in scope.assigned.items() if key not in known]
+        if discovered:
+            raise StateDiscovered(discovered)
+        self.names, self.logged = list(terms), list(logged)
+        self.moved = [variable for variable in state_variables if id(variable) in scope.assigned]
+        self.groups, self.ratios = objective.group_by_divisor(terms)
+        if self.per_loss:
+            self.groups = [[index] for index in range(len(terms))]
+        elif self.fold:
+            self.groups = [list(range(len(terms)))]
+        self._weights.build(self.names)
+        with creating_variables(self._owner.strategy):
+            self._combiner.build(self.names)
+
+    def _objectives(self, terms, weights, sums, divisors):
+        """The scalars to differentiate, one per group, and the combiner's coefficients if they are known here."""
+        ordered = list(terms.values())
+        coefficients = ()
+        if self.per_loss:
+            numerators = [[term.sum] for term in ordered]
+        else:
+            if self._combiner.needs == "weights":
+                coefficients = self._combiner.coefficients(None, None, None)
+            else:
+                means = tf.stop_gradient(tf.math.divide_no_nan(sums, divisors))
+                coefficients = self._combiner.coefficients(means, divisors > 0, None)
+            effective = tf.unstack(tf.stop_gradient(weights * coefficients))
+            if self.fold:
+                numerators = [
+                    [w * _safe_mean(term) for w, term in zip(effective, ordered, strict=True)],
+                ]
+            else:
+                numerators = [
+                    [effective[index] * ordered[index].sum / self.ratios[index] for index in group]
+                    for group in self.groups
+                ]
+        targets = [parts[0] if len(parts) == 1 else tf.add_n(parts) for parts in numerators]
+        return coefficients, targets
+
+    def _gradients(self, tape, targets, variables):
+        sources = [raw(variable) for variable in variables]
+        gradients = [tape.gradient(target, sources) for target in targets]
+        self.live = [any(group[i] is not None for group in gradients) for i in range(len(variables))]
+        self._owner.check_gradients(variables, self.live)
+        finished = []
+        for group in gradients:
+            kept = []
+            for gradient, variable, live in zip(group, sources, self.live, strict=True):
+                if not live:
+                    continue
+                gradient = tf.zeros_like(variable) if gradient is None else gradient
+                kept.append(stages.to_dense(gradient) if self._densify else gradient)
+            finished.append(kept)
+        return finished
+
+
+def _safe_mean(term):
+    # A divisor that is a number of elements is never 0; one that is a sum of weights may be.
+    if term.divisor_key[0] in ("examples", "one"):
+        return term.sum / term.divisor
+    return tf.math.divide_no_nan(term.sum, term.divisor)
+
+
+def _with_regularization(losses, model_losses):
+    if not model_losses:
+        return losses
+    if objective.REGULARIZATION in losses:
+        raise ValueError(
+            f"`compute_losses` returned a loss named {objective.REGULARIZATION!r}, and the model has losses of its own "
+            "(regularizers or `add_loss`), which take that name. Rename yours."
+        )
+    total = tf.add_n([tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in model_losses])
+    return {**losses, objective.REGULARIZATION: total}
+
+
+def _fold_replica(variables, values, replica):
+    if replica is None:
+        return list(values)
+    offset = tf.stack([tf.cast(replica, tf.uint32) * tf.constant(_REPLICA_SEED, tf.uint32), tf.zeros([], tf.uint32)])
+    return [x + offset if is_seed(v) else x for v, x in zip(variables, values, strict=True)]
+
+
+def _unfold_replica(variables, values, replica):
+    if replica is None:
+        return list(values)
+    offset = tf.stack([tf.cast(replica, tf.uint32) * tf.constant(_REPLICA_SEED, tf.uint32), tf.zeros([], tf.uint32)])
+    return [x - offset if is_seed(v) else x for v, x in zip(variables, values, strict=True)]
+
+
+def forward_only(eval_step, owner, batch):
+    """Losses of a batch without gradients: {name: Term}, logs, number of examples, and what moved with new values."""
+    regularized = [
+        v for v in getattr(owner.model, "trainable_variables", ()) if getattr(v, "regularizer", None) is not None
+    ]
+    mapped = [*regularized, *owner.forward_state.variables()]
+    scope = ForwardScope(mapped, [tf.convert_to_tensor(raw(variable)) for variable in mapped])
+    with scope, owner.collecting_logs() as logged:
+        losses = dict(eval_step(batch))
+        model_losses = list(getattr(owner.model, "losses", ()))
+    examples = batches.count_examples(batch)
+    terms = objective.make_terms(_with_regularization(losses, model_losses), examples)
+    moved = list(scope.assigned.values())
+    return terms, logged, examples, moved, [scope.get_current_value(v) for v in moved]

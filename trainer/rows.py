@@ -1,0 +1,67 @@
+"""From a window of sums to what is written: TensorBoard's tags and the callbacks' logs."""
+
+from trainer.evaluation import metric_results, static_sum
+
+
+def train_scalars(trainer, window, seconds):
+    """{tag: number} of a window of updates for the run `train`."""
+    values = {}
+    for minimizer, part in window.parts():
+        values.update(part["logged"])
+        if minimizer is None:
+            continue
+        prefix = f"{minimizer.name}/" if minimizer.name else ""
+        weights = minimizer.last_values()["weight"]
+        for name, loss in part["loss"].items():
+            values[f"loss/{prefix}{name}"] = loss
+            values[f"loss_weight/{prefix}{name}"] = weights[name]
+        values.update(_shares(prefix, part["loss"], weights))
+        values[f"loss/{prefix}total"] = part["total"]
+        values[f"loss/{prefix}sum"] = static_sum(part["loss"], minimizer.weights)
+        values[f"gradient_norm/{prefix}global"] = part["norm"]
+        values[f"learning_rate/{minimizer.name}" if prefix else "learning_rate"] = float(
+            minimizer.optimizer.learning_rate
+        )
+    for name, metric in trainer.metrics.items():
+        values.update(metric_results(name, metric))
+    if window.updates and seconds > 0:
+        values["throughput/examples_per_second"] = window.examples / seconds
+    values["skipped_updates"] = trainer.calls.skipped
+    return values
+
+
+def _shares(prefix, losses, weights):
+    weighted = {name: weights[name] * loss for name, loss in losses.items()}
+    total = sum(weighted.values())
+    if not total:
+        return {}
+    return {f"loss_share/{prefix}{name}": value / total for name, value in weighted.items()}
+
+
+def eval_scalars(trainer, results):
+    """{tag: number} of an evaluation for the run `eval`."""
+    values = {}
+    for name, value in results.items():
+        if name == "loss":
+            values["loss/sum"] = value
+        elif name in trainer.evaluation.names:
+            values[f"loss/{name}"] = value
+        else:
+            values[name] = value
+    return values
+
+
+def callback_logs(trainer, window):
+    """What a Keras callback sees: `loss`, each loss by name, what was logged, the metrics."""
+    logs = {}
+    parts = window.parts()
+    totals = [part["total"] for minimizer, part in parts if minimizer is not None]
+    if totals:
+        logs["loss"] = float(sum(totals))
+    for minimizer, part in parts:
+        prefix = f"{minimizer.name}/" if minimizer is not None and minimizer.name else ""
+        for name, value in {**part["loss"], **part["logged"]}.items():
+            logs.setdefault(prefix + name, float(value))
+    for name, metric in trainer.metrics.items():
+        logs.update(metric_results(name, metric))
+    return logs

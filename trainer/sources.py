@@ -1,0 +1,86 @@
+"""Where batches come from: a dataset, its iterator, and the position in it."""
+
+import os
+import re
+import tempfile
+import warnings
+
+import tensorflow as tf
+
+from trainer import arguments
+
+
+class Source:
+    """A dataset with an iterator that is kept between calls of `fit`.
+
+    Args:
+        dataset: a `tf.data.Dataset` of batches.
+    """
+
+    def __init__(self, dataset):
+        self.dataset = check_dataset(dataset)
+        self.iterator = iter(self.dataset)
+        cardinality = int(self.dataset.cardinality())
+        self.length = cardinality if cardinality >= 0 else None
+        self.infinite = cardinality == tf.data.INFINITE_CARDINALITY
+        if self.length == 0:
+            raise ValueError("The dataset is empty: it has no batch. Check the files or the filter it is made from.")
+        self.position = 0
+        self._checkpointable = None
+
+    def remaining(self):
+        """Batches left in this pass, or None if that is not known."""
+        return None if self.length is None else max(self.length - self.position, 0)
+
+    def advance(self, batches):
+        self.position += batches
+
+    def checkpointable(self):
+        """Whether the iterator's position can be saved; tried once, by serializing it."""
+        if self._checkpointable is None:
+            try:
+                with tempfile.TemporaryDirectory() as directory:
+                    tf.train.Checkpoint(iterator=iter(self.dataset)).write(os.path.join(directory, "iterator"))
+                self._checkpointable = True
+            except (tf.errors.OpError, NotImplementedError, ValueError) as error:
+                self._checkpointable = False
+                reason = re.search(r"(\S+ is stateful|op \S+ .*?stateful)", str(error))
+                warnings.warn(
+                    "The position in this dataset cannot be saved "
+                    f"({reason.group(0) if reason else str(error).splitlines()[0]}). A resumed run makes the dataset "
+                    "anew and skips what was used, which is exact only if the dataset gives the same batches each "
+                    "time: seed its shuffles, use `stateless` random operations.",
+                    stacklevel=2,
+                )
+        return self._checkpointable
+
+    def skip_to(self, position):
+        """Begins a pass at a position, by skipping."""
+        self.iterator = iter(self.dataset.skip(position))
+
+    def restart(self):
+        """Begins the next pass over the data."""
+        self.iterator = iter(self.dataset)
+        self.position = 0
+
+
+def check_dataset(dataset):
+    if isinstance(dataset, tf.data.Dataset):
+        return dataset
+    raise TypeError(
+        f"The dataset is a {type(dataset).__name__}; it must be a tf.data.Dataset of batches. "
+        "Use e.g. tf.data.Dataset.from_tensor_slices((x, y)).batch(32)."
+    )
+
+
+def check_totals(steps, epochs):
+    """Exactly one of the two, as lifetime totals."""
+    if (steps is None) == (epochs is None):
+        received = "both are given" if steps is not None else "neither is given"
+        raise ValueError(
+            f"`fit` takes exactly one of `steps` and `epochs`; {received}. Both count over the trainer's lifetime: "
+            "steps=1000 trains until 1,000 updates were made in all."
+        )
+    if steps is not None:
+        return arguments.check_integer("steps", steps, 1, "It is the lifetime total of updates."), None
+    return None, arguments.check_integer("epochs", epochs, 1, "It is the lifetime total of passes over the data.")

@@ -1,0 +1,92 @@
+"""The stages of one update after the backward pass, each a small pure function, in the order in which they run.
+
+all_reduce → divide → is_finite → combine → clip → apply → average. All are traced; on one device `all_reduce` is
+nothing.
+"""
+
+import tensorflow as tf
+
+
+def to_dense(gradient):
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def deduplicate(gradient):
+    """Sums rows of `IndexedSlices` that name the same index; norms and optimizers take each row for itself."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(indices)[0])
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def scale_gradient(gradient, factor):
+    factor = tf.cast(factor, gradient.dtype)
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def all_reduce(tensors):
+    """Sums a structure of tensors over the replicas. In a replica context."""
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return tensors
+    flat = tf.nest.flatten(tensors)
+    return tf.nest.pack_sequence_as(tensors, context.all_reduce(tf.distribute.ReduceOp.SUM, flat))
+
+
+def divide(gradients, divisors, loss_scale=None):
+    """Turns summed gradients of each group into means: one factor per group. A group without elements gives 0.
+
+    Args:
+        gradients: [groups][variables], gradients of Σ w·l (times the loss scale).
+        divisors: [groups] scalars Σ w over the whole update.
+        loss_scale: what the losses were multiplied by, or None.
+    """
+    scaled = []
+    for group, divisor in zip(gradients, divisors, strict=True):
+        factor = tf.math.divide_no_nan(1.0, divisor if loss_scale is None else divisor * loss_scale)
+        scaled.append([scale_gradient(gradient, factor) for gradient in group])
+    return scaled
+
+
+def unscale(gradients, loss_scale):
+    """Takes the loss scale out of gradients that are means already."""
+    if loss_scale is None:
+        return gradients
+    factor = 1.0 / loss_scale
+    return [[scale_gradient(gradient, factor) for gradient in group] for group in gradients]
+
+
+def combine(gradients, weights=None):
+    """Σ_k weight_k · g_k per variable; without weights the plain sum of the groups."""
+    if weights is None and len(gradients) == 1:
+        return list(gradients[0])
+    combined = []
+    for parts in zip(*gradients, strict=True):
+        parts = [to_dense(part) for part in parts]
+        if weights is not None:
+            parts = [part * tf.cast(weight, part.dtype) for part, weight in zip(parts, weights, strict=True)]
+        combined.append(tf.add_n(parts))
+    return combined
+
+
+def clip(gradients, norm, clip_norm):
+    """Gradients whose global norm is at most `clip_norm`; `norm` is the norm they have."""
+    factor = clip_norm / tf.maximum(norm, clip_norm)
+    return [scale_gradient(gradient, factor) for gradient in gradients]
+
+
+def apply(optimizer, gradients, variables):
+    """One optimizer step. A Keras optimizer sums over the replicas on its own, hence the division."""
+    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+    if replicas > 1:
+        gradients = [scale_gradient(gradient, 1.0 / replicas) for gradient in gradients]
+    optimizer.apply(gradients, variables)
+
+
+def average(averages, variables, decay):
+    """Moves the exponential averages towards the variables."""
+    for mean, variable in zip(averages, variables, strict=True):
+        mean.assign_sub((1.0 - decay) * (mean - variable))

@@ -1,0 +1,102 @@
+"""The state that a forward pass moves: BatchNorm statistics, dropout seeds, recurrent states, metrics.
+
+The forward pass runs in a scope that turns every assignment to a Keras variable into a value. So a micro-step is a
+pure function: an update that is skipped has moved nothing, replicas can merge what they computed, and a second
+forward pass on the same data leaves no trace. Variables of `tf.Module`s are not caught: they move at once.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+
+@contextlib.contextmanager
+def creating_variables(strategy=None):
+    """A context for making variables while a `tf.function` is traced: eager, and without a second trace.
+
+    A function that sees variables being made traces itself once more, to be sure that it makes none then.
+    """
+
+    def without_lifting(next_creator, **arguments):
+        return next_creator(**{**arguments, "experimental_enable_variable_lifting": False})
+
+    scope = contextlib.nullcontext() if strategy is None else strategy.scope()
+    with tf.init_scope(), scope, tf.variable_creator_scope(without_lifting):
+        yield
+
+
+class ForwardScope(keras.StatelessScope):
+    """A `keras.StatelessScope` that remembers which variables were assigned, and collects `add_loss` terms."""
+
+    def __init__(self, variables, values):
+        super().__init__(state_mapping=list(zip(variables, values, strict=True)), collect_losses=True)
+        self.assigned = {}
+
+    def add_update(self, update):
+        variable, _ = update
+        self.assigned[id(variable)] = variable
+        super().add_update(update)
+
+
+class StateDiscovered(Exception):
+    """The forward pass assigned variables nobody knew of: the trace starts again with them. Internal."""
+
+    def __init__(self, variables):
+        self.variables = variables
+        super().__init__([getattr(variable, "path", variable) for variable in variables])
+
+
+class ForwardState:
+    """The list of Keras variables that a forward pass may assign. It grows when a trace finds another."""
+
+    def __init__(self, model, metrics):
+        self._model = model
+        self._metrics = metrics
+        self._found = []
+
+    def variables(self):
+        known = [v for v in getattr(self._model, "non_trainable_variables", ()) if isinstance(v, keras.Variable)]
+        known += self.metric_variables() + recurrent_states(self._model) + self._found
+        unique = {id(variable): variable for variable in known}
+        return list(unique.values())
+
+    def metric_variables(self):
+        return [variable for metric in self._metrics for variable in metric.variables]
+
+    def add(self, variables):
+        self._found += list(variables)
+
+
+def all_layers(model):
+    """Every layer inside a model, the model included, each once."""
+    seen, queue = {}, [model]
+    while queue:
+        layer = queue.pop()
+        if id(layer) in seen or not isinstance(layer, keras.layers.Layer):
+            continue
+        seen[id(layer)] = layer
+        # `_layers` is where Keras tracks sub-layers of any layer; only containers have the public `layers`.
+        queue += list(getattr(layer, "_layers", ())) + list(getattr(layer, "layers", ()) or ())
+    return list(seen.values())
+
+
+def recurrent_states(model):
+    """States of stateful recurrent layers: in none of Keras's lists of variables."""
+    return [
+        state
+        for layer in all_layers(model)
+        if getattr(layer, "stateful", False)
+        for state in tf.nest.flatten(getattr(layer, "states", None))
+        if isinstance(state, keras.Variable)
+    ]
+
+
+def is_seed(variable):
+    """Whether a variable is the state of a `keras.random.SeedGenerator`."""
+    return variable.dtype == "uint32" and tuple(variable.shape) == (2,)
+
+
+def raw(variable):
+    """The `tf.Variable` behind a Keras variable, or the variable itself."""
+    return variable.value if isinstance(variable, keras.Variable) else variable

@@ -1,0 +1,422 @@
+"""`Trainer`: the class that people subclass."""
+
+import contextlib
+import functools
+import inspect
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import losses as losses_package
+from trainer import arguments, batches, objective, update
+from trainer.calls import TrainCalls
+from trainer.evaluation import Evaluation
+from trainer.fitting import Fitting
+from trainer.ledger import Ledger
+from trainer.scaling import LossScale
+from trainer.state import ForwardState, creating_variables, raw
+
+
+class Trainer:
+    """Trains a Keras model by a custom loop, one traced update at a time.
+
+    `fit` is this loop, with many updates per call of the traced function:
+
+        while step < steps:
+            micro_batches = next(data) × accumulation_steps           # traced
+            losses, gradients = compute_losses + tf.GradientTape      # traced, summed over the micro-batches
+            check, clip, optimizer.apply, step += 1                   # traced
+            write, evaluate, checkpoint whatever is due               # host
+
+    Subclass it and override `compute_losses` for a model or objective of your own; `train_step` for several
+    optimizers.
+
+    Args:
+        model: a built or unbuilt `keras.Model`.
+        optimizer: a Keras optimizer, without clipping, averaging or accumulation of its own.
+        losses: {name: callable(targets, outputs) or keras.losses.Loss}; left out by subclasses that override
+            `compute_losses`. With several outputs a loss takes the output of its own name.
+        loss_weights: {name: number or schedule of the step}; 1 for all by default.
+        combiner: how the losses become one update; `losses.WeightedSum()` by default.
+        metrics: {name: keras.metrics.Metric}, or a list.
+        accumulation_steps: micro-batches per update.
+        clip_norm: the largest global gradient norm, applied after accumulation and aggregation.
+        ema_decay: decay of the averaged weights, or None.
+        probe_every: log the gradients of every time step at every so many steps; 0 for never.
+        jit_compile: compile the micro-step by XLA.
+        steps_per_call: updates per call of the traced function, or "auto".
+        strategy: a `tf.distribute.Strategy`, or None.
+        run_eagerly: run without tracing, to debug.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    >>> trainer = Trainer(model, keras.optimizers.SGD(0.1), {"error": keras.losses.MeanSquaredError()})
+    >>> data = tf.data.Dataset.from_tensors((tf.ones([8, 3]), tf.ones([8, 1]))).repeat()
+    >>> history = trainer.fit(data, steps=20)
+    >>> trainer.step.numpy().item()
+    20
+    """
+
+    # What a subclass may set:
+    on_none_gradient = "error"  # what to do about variables that no loss reaches: "error", "warn" or "ignore"
+    max_skipped = 10  # non-finite updates in a row before the run stops
+
+    def __init__(
+        self,
+        model,
+        optimizer,
+        losses=None,
+        *,
+        loss_weights=None,
+        combiner=None,
+        metrics=None,
+        accumulation_steps=1,
+        clip_norm=None,
+        ema_decay=None,
+        probe_every=0,
+        jit_compile=False,
+        steps_per_call="auto",
+        strategy=None,
+        run_eagerly=False,
+    ):
+        self.model = model
+        self.optimizer = arguments.check_optimizer(optimizer)
+        self.losses = arguments.check_losses(losses)
+        if not self.losses and not self.overrides("compute_losses") and not self.overrides("train_step"):
+            raise ValueError(
+                "There are no losses: `losses` is empty and `compute_losses` is not overridden. Pass "
+                "losses={'name': loss}, or subclass `Trainer` and return named losses from `compute_losses`."
+            )
+        self.metrics = arguments.check_metrics(metrics)
+        self.accumulation_steps = arguments.check_integer(
+            "accumulation_steps", accumulation_steps, 1, "Use 1 for no accumulation."
+        )
+        self.clip_norm = arguments.check_positive("clip_norm", clip_norm, "Use None for no clipping.")
+        self.ema_decay = arguments.check_decay(ema_decay)
+        self.probe_every = arguments.check_integer("probe_every", probe_every, 0, "Use 0 for no probing.")
+        self.jit_compile = bool(jit_compile)
+        self.steps_per_call = arguments.check_steps_per_call(steps_per_call)
+        self.strategy = arguments.check_strategy(strategy)
+        self.run_eagerly = bool(run_eagerly)
+        self.loss_weights = objective.LossWeights(loss_weights, self.make_variable)
+        self.combiner = losses_package.WeightedSum() if combiner is None else combiner
+        if self.losses and loss_weights:
+            self._check_weight_names()
+
+        # Used by the traced update, see trainer.update and trainer.calls.
+        self.step = self.make_variable(np.int64(0), "step")
+        self.host_step = 0
+        self.ledger = Ledger(self.make_variable)
+        self.checks = []
+        self.loss_scale = None
+        self.forward_state = ForwardState(model, list(self.metrics.values()))
+        self.minimizers = {}
+        self.calls = TrainCalls(self)
+        self.evaluation = Evaluation(self)
+        self.sources = {}
+        self.epoch = 0  # passes over the data
+        self.rounds = 0  # epochs as the callbacks count them
+        self._logs = []
+
+    # ---- What people call.
+
+    def fit(
+        self,
+        dataset,
+        *,
+        steps=None,
+        epochs=None,
+        eval_dataset=None,
+        eval_every=None,
+        log_every=100,
+        checkpoint_every=None,
+        workdir=None,
+        callbacks=(),
+        progress=True,
+        evaluate_averaged=False,
+    ):
+        """Trains until the trainer has made `steps` updates, or seen `epochs` passes over the data, in its lifetime.
+
+        Args:
+            dataset: a `tf.data.Dataset` of batches. The same object continues where the last `fit` stopped.
+            steps: lifetime total of updates. Exactly one of `steps` and `epochs` is given.
+            epochs: lifetime total of passes over the data.
+            eval_dataset: evaluated every `eval_every` updates, or after each epoch, or at the end.
+            eval_every: updates between evaluations; each ends an epoch for the callbacks when training by steps.
+            log_every: updates between two rows in TensorBoard; the last step is always logged.
+            checkpoint_every: updates between checkpoints; one is written at the end in any case.
+            workdir: directory of event files and checkpoints; `fit` goes on from what it finds there.
+            callbacks: Keras callbacks.
+            progress: show a progress bar, or log lines where the output is not a terminal.
+            evaluate_averaged: evaluate with the averaged weights (needs `ema_decay`).
+
+        Returns:
+            A `keras.callbacks.History`.
+        """
+        return Fitting(
+            self,
+            dataset,
+            steps=steps,
+            epochs=epochs,
+            eval_dataset=eval_dataset,
+            eval_every=eval_every,
+            log_every=log_every,
+            checkpoint_every=checkpoint_every,
+            workdir=workdir,
+            callbacks=callbacks,
+            progress=progress,
+            evaluate_averaged=evaluate_averaged,
+        ).run()
+
+    def evaluate(self, dataset, *, steps=None, averaged=False):
+        """{name: float}: every loss over the whole dataset, their statically weighted sum `loss`, every metric.
+
+        Training metrics and states stay as they are. `steps` limits the number of batches; `averaged` uses the
+        averaged weights.
+        """
+        with self.averaged_weights() if averaged else contextlib.nullcontext():
+            return self.evaluation.evaluate(dataset, steps)
+
+    def predict(self, dataset, *, steps=None):
+        """The model's outputs for every example of the dataset, as NumPy arrays in the structure of the outputs."""
+        return self.evaluation.predict(dataset, steps)
+
+    @contextlib.contextmanager
+    def averaged_weights(self):
+        """A context in which the model has the averaged weights. Eager."""
+        if self.ema_decay is None:
+            raise ValueError("There are no averaged weights: `ema_decay` is None. Pass e.g. ema_decay=0.999.")
+        pairs = [
+            (raw(variable), mean)
+            for minimizer in self.minimizers.values()
+            for variable, mean in zip(getattr(minimizer, "averaged_variables", ()), minimizer.averages, strict=True)
+        ]
+        kept = [tf.identity(variable) for variable, _ in pairs]
+        for variable, mean in pairs:
+            variable.assign(mean)
+        try:
+            yield
+        finally:
+            for (variable, _), value in zip(pairs, kept, strict=True):
+                variable.assign(value)
+
+    # ---- Hooks, in order of need.
+
+    def compute_losses(self, batch, training):
+        """{name: loss} of a batch: a tensor [batch], [batch, time], [batch, …], a scalar, or (tensor, weights).
+
+        Traced. Called once per micro-batch in training and once per batch in evaluation. Values are not reduced
+        here: the trainer divides Σ w·l by Σ w over the whole update.
+        """
+        inputs, targets, sample_weight = batches.unpack(batch)
+        outputs = self.call_model(inputs, training)
+        self.update_metrics(targets, outputs, sample_weight)
+        return objective.apply_losses(self.losses, self.model, targets, outputs, sample_weight)
+
+    def train_step(self, batch):
+        """One update. Traced. Returns {name: tensor}, logged beside the losses.
+
+        Override it for several optimizers, and call `minimize` once for each.
+        """
+        self.minimize(batch)
+        return {}
+
+    def eval_step(self, batch):
+        """{name: loss} as `compute_losses` returns them, without training. Traced; once per batch of `evaluate`."""
+        return self.compute_losses(batch, training=False)
+
+    def transform_gradients(self, gradients, variables):
+        """Gradients as the optimizer gets them: after accumulation, the finite check and clipping. Traced."""
+        return gradients
+
+    # ---- Called inside hooks.
+
+    def minimize(self, batch, compute_losses=None, *, variables=None, optimizer=None, loss_weights=None, name=""):
+        """Runs the whole pipeline on a batch: losses, gradients, accumulation, check, clip, apply, average.
+
+        For `train_step`. Without further arguments it is the trainer's own update.
+
+        Args:
+            batch: what `train_step` got. It is split into `accumulation_steps` micro-batches.
+            compute_losses: `(batch, training) -> {name: loss}`; the trainer's by default.
+            variables: what is trained; the model's trainable variables by default.
+            optimizer: the trainer's by default; each set of variables needs one of its own.
+            loss_weights: {name: number or schedule}.
+            name: tells several calls apart; losses are logged as `loss/<name>/<loss>`.
+
+        Returns:
+            {name: the loss's value before the update}.
+        """
+        minimizer = self.minimizers.get(name)
+        if minimizer is None:
+            minimizer = self._make_minimizer(name, compute_losses, variables, optimizer, loss_weights)
+        if self.accumulation_steps == 1:
+            return minimizer.from_parts([batch])
+        if tf.executing_eagerly() or self.strategy.num_replicas_in_sync > 1:
+            count = self.accumulation_steps
+            return minimizer.from_parts([batches.slice_for_replica(batch, i, count) for i in range(count)])
+        return minimizer.from_batch(batch)
+
+    def call_model(self, inputs, training):
+        """The model's outputs. `training` is passed on where the model takes it."""
+        if self._model_takes_training:
+            return self.model(inputs, training=training)
+        return self.model(inputs)
+
+    def log(self, name, tensor):
+        """An extra scalar for TensorBoard and the callbacks' logs: the mean over the examples since the last log."""
+        value = tf.reduce_mean(tf.cast(tensor, tf.float32))
+        if not self._logs:
+            raise RuntimeError(f"`log({name!r}, …)` was called outside a hook; call it in `compute_losses` or `train_step`.")
+        self._logs[-1][name] = tf.stop_gradient(value)
+
+    def update_metrics(self, targets, outputs, sample_weight=None):
+        """Updates every metric with a batch. With several outputs a metric takes the output of its own name."""
+        if not self.metrics:
+            return
+        outputs = batches.named_outputs(self.model, outputs)
+        names = list(outputs) if isinstance(outputs, dict) else None
+        for name, metric in self.metrics.items():
+            output = batches.select(outputs, name, names, "metric", "output")
+            target = batches.select(targets, name, names, "metric", "target")
+            weight = batches.select(sample_weight, name, names, "metric", "sample weight")
+            mask = objective.keras_mask(output)
+            metric.update_state(target, output, sample_weight=objective.WeightCache().get(mask, weight))
+
+    # ---- Used by the traced update.
+
+    @property
+    def trainable_variables(self):
+        return list(self.model.trainable_variables)
+
+    @property
+    def main(self):
+        """The trainer's own minimizer."""
+        if "" not in self.minimizers:
+            self._make_minimizer("", None, None, None, None)
+        return self.minimizers[""]
+
+    def overrides(self, method):
+        return getattr(type(self), method) is not getattr(Trainer, method)
+
+    def hook(self, method):
+        """A hook, converted by AutoGraph where a subclass wrote it (so that `for t in tf.range(n)` is a loop)."""
+        bound = getattr(self, method)
+        if not self.overrides(method) or self.run_eagerly:
+            return bound
+        return _converted(bound)
+
+    def make_variable(self, value, name):
+        """A variable of the trainer's own: equal on all replicas, not watched by tapes."""
+        with creating_variables(self.strategy):
+            return tf.Variable(
+                value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
+            )
+
+    def replica_id(self):
+        if self.strategy.num_replicas_in_sync == 1:
+            return None
+        return tf.distribute.get_replica_context().replica_id_in_sync_group
+
+    def read_state(self):
+        return [tf.convert_to_tensor(raw(variable)) for variable in self.forward_state.variables()]
+
+    def write_state(self, variables, values):
+        """Assigns what the forward pass moved, merged over the replicas."""
+        if self.strategy.num_replicas_in_sync == 1:
+            for variable, value in zip(variables, values, strict=True):
+                raw(variable).assign(value)
+            return
+        metric_ids = {id(variable) for variable in self.forward_state.metric_variables()}
+        update.write_merged(variables, values, metric_ids)
+
+    @contextlib.contextmanager
+    def collecting_logs(self):
+        self._logs.append({})
+        try:
+            yield self._logs[-1]
+        finally:
+            self._logs.pop()
+
+    def check_gradients(self, variables, live):
+        dead = [getattr(v, "path", v.name) for v, alive in zip(variables, live, strict=True) if not alive]
+        if dead and self.on_none_gradient == "error":
+            raise RuntimeError(
+                f"No gradient reaches {dead} from any loss. Freeze them (`trainable = False`) or use their output in "
+                "a loss."
+            )
+        if not variables:
+            raise ValueError(
+                "The model has no trainable variables. Set `trainable = True` on the layers to train, or build the "
+                "model before training it."
+            )
+
+    def begin_update(self):
+        self.ledger.begin()
+        self.checks = []
+        self._logs = [{}]
+
+    def end_update(self, outputs, batch):
+        """Everything that counts an update, after all its checks."""
+        extra = {**self._logs[0], **(outputs or {})}
+        self._logs = []
+        with tf.control_dependencies([check for check in self.checks if check is not None]):
+            self.ledger.commit(extra, batches.count_examples(batch) if extra else None)
+            self.loss_scale.grow()
+            self.step.assign_add(1)
+
+    # ---- Preparation.
+
+    def prepare(self, iterator):
+        """Builds the model and the optimizer and traces the update. Once; a second call finds all done."""
+        self.build(iterator.element_spec)
+        if self.loss_scale is None:
+            self.loss_scale = LossScale(self.model, self.make_variable)
+        self.calls.prepare(iterator)
+
+    def build(self, spec):
+        """Builds an unbuilt model from the `element_spec` of a dataset, by tracing its losses. Runs nothing."""
+        if getattr(self.model, "built", True):
+            return
+        with self.strategy.scope():
+            tf.function(lambda batch: self.hook("compute_losses")(batch, False), autograph=False).get_concrete_function(
+                spec
+            )
+
+    def _make_minimizer(self, name, compute_losses, variables, optimizer, loss_weights):
+        listed = (lambda: list(variables)) if variables is not None else (lambda: self.trainable_variables)
+        optimizer = self.optimizer if optimizer is None else arguments.check_optimizer(optimizer)
+        weights = self.loss_weights if loss_weights is None and not name else objective.LossWeights(loss_weights, self.make_variable)
+        combiner = self.combiner if not name else losses_package.WeightedSum()
+        if not optimizer.built:
+            with creating_variables(self.strategy):
+                optimizer.build(listed())
+        hook = self.hook("compute_losses") if compute_losses is None else compute_losses
+        self.minimizers[name] = update.Minimizer(self, name, hook, optimizer, listed, weights, combiner)
+        return self.minimizers[name]
+
+    def _check_weight_names(self):
+        missing = [name for name in self.losses if name not in self.loss_weights.keys()]
+        unknown = [n for n in self.loss_weights.keys() if n not in self.losses and n != objective.REGULARIZATION]
+        if missing or unknown:
+            raise ValueError(
+                "Every loss needs exactly one weight. "
+                f"Losses without a weight: {missing}; weights without a loss: {unknown}."
+            )
+
+    @functools.cached_property
+    def _model_takes_training(self):
+        if isinstance(self.model, keras.Model):
+            return True
+        parameters = inspect.signature(self.model).parameters.values()
+        return any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _converted(bound):
+    try:
+        converted = tf.autograph.to_graph(bound.__func__)
+    except Exception:  # source not available (an interactive session): the hook runs as it is written
+        return bound
+    return functools.partial(converted, bound.__self__)

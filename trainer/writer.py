@@ -1,0 +1,145 @@
+"""Event files for TensorBoard, written on the host: one event per step with all its values.
+
+`tf.summary` costs 0.1–0.2 ms per scalar, leaks when the step is a Python number, and prefixes tags with name
+scopes. This writes the same records through `tf.io.TFRecordWriter`.
+"""
+
+import itertools
+import os
+import socket
+import time
+import warnings
+
+import numpy as np
+import tensorflow as tf
+from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
+
+_SCALAR = summary_pb2.SummaryMetadata(
+    plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name="scalars"), data_class=summary_pb2.DATA_CLASS_SCALAR
+)
+_counter = itertools.count()
+
+
+def scalar(tag, value):
+    """A scalar for one step."""
+    tensor = tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_FLOAT, tensor_shape=tensor_shape_pb2.TensorShapeProto(), float_val=[value]
+    )
+    return summary_pb2.Summary.Value(tag=tag, tensor=tensor, metadata=_SCALAR)
+
+
+def text(tag, markdown):
+    """A text for TensorBoard's text tab, in Markdown."""
+    tensor = tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_STRING,
+        tensor_shape=tensor_shape_pb2.TensorShapeProto(),
+        string_val=[markdown.encode()],
+    )
+    return summary_pb2.Summary.Value(tag=tag, tensor=tensor, metadata=_metadata("text", summary_pb2.DATA_CLASS_TENSOR))
+
+
+def image(tag, pixels):
+    """An image [height, width, channels] of uint8 for TensorBoard's image tab."""
+    pixels = np.asarray(pixels, np.uint8)
+    height, width = pixels.shape[:2]
+    encoded = tf.io.encode_png(pixels).numpy()
+    shape = tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=3)])
+    tensor = tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_STRING,
+        tensor_shape=shape,
+        string_val=[str(width).encode(), str(height).encode(), encoded],
+    )
+    metadata = _metadata("images", summary_pb2.DATA_CLASS_BLOB_SEQUENCE)
+    return summary_pb2.Summary.Value(tag=tag, tensor=tensor, metadata=metadata)
+
+
+def _metadata(plugin, data_class):
+    data = summary_pb2.SummaryMetadata.PluginData(plugin_name=plugin)
+    return summary_pb2.SummaryMetadata(plugin_data=data, data_class=data_class)
+
+
+class EventWriter:
+    """Writes one run's event file. Opened at the first row, so that an unused run leaves no file.
+
+    A failing disk does not stop training: the first failure warns, later ones are silent.
+
+    Args:
+        directory: of the run.
+        resume_step: events after this step are dropped from the run's earlier files, and a session start is marked.
+    """
+
+    def __init__(self, directory, resume_step=None):
+        self._directory = directory
+        self._resume_step = resume_step
+        self._file = None
+        self._failed = False
+
+    def write(self, step, values):
+        """Writes the values of a step; a list of `summary_pb2.Summary.Value`."""
+        if not values:
+            return
+        event = event_pb2.Event(wall_time=time.time(), step=int(step), summary=summary_pb2.Summary(value=values))
+        self._guarded(lambda: self._open().write(event.SerializeToString()))
+
+    def scalars(self, step, values):
+        """Writes {tag: number} as scalars of a step."""
+        self.write(step, [scalar(tag, float(value)) for tag, value in values.items()])
+
+    def flush(self):
+        if self._file is not None:
+            self._guarded(self._file.flush)
+
+    def close(self):
+        if self._file is not None:
+            self._guarded(self._file.close)
+            self._file = None
+
+    def _open(self):
+        if self._file is None:
+            os.makedirs(self._directory, exist_ok=True)
+            if self._resume_step is not None:
+                drop_later_events(self._directory, self._resume_step)
+            name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{next(_counter)}.v2"
+            self._file = tf.io.TFRecordWriter(os.path.join(self._directory, name))
+            self._file.write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            if self._resume_step:
+                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+                event = event_pb2.Event(wall_time=time.time(), step=self._resume_step + 1, session_log=start)
+                self._file.write(event.SerializeToString())
+        return self._file
+
+    def _guarded(self, action):
+        try:
+            action()
+        except (tf.errors.OpError, OSError) as error:
+            if not self._failed:
+                warnings.warn(
+                    f"Event files in {self._directory} could not be written: {error}. Training goes on; free some space "
+                    "to have its rows again.",
+                    stacklevel=3,
+                )
+            self._failed = True
+            # A writer that failed once may have written half a record: the next row goes to a new file.
+            self._file = None
+
+
+def drop_later_events(directory, step):
+    """Rewrites event files so that no event is later than `step`: a killed run may have logged past its checkpoint."""
+    for name in sorted(os.listdir(directory)):
+        path = os.path.join(directory, name)
+        if ".tfevents." not in name or name.endswith(".tmp"):
+            continue
+        records, dropped = [], False
+        try:
+            for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
+                late = event_pb2.Event.FromString(record).step > step
+                dropped |= late
+                if not late:
+                    records.append(record)
+        except tf.errors.DataLossError:
+            dropped = True  # the last record is cut off: the process died while writing it
+        if dropped:
+            with tf.io.TFRecordWriter(path + ".tmp") as file:
+                for record in records:
+                    file.write(record)
+            os.replace(path + ".tmp", path)
