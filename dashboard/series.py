@@ -11,7 +11,7 @@ from dashboard import metadata
 from dashboard.cache import BoundedCache
 
 # A matrix grows with time squared and one step of it is looked at, so fewer of them are read.
-READ_BYTES = {metadata.VECTOR: 128 * 2**20, metadata.MATRIX: 16 * 2**20}
+READ_BYTES = {metadata.VECTOR: 64 * 2**20, metadata.MATRIX: 16 * 2**20}
 CACHE_BYTES = 16 * 2**20
 CACHE_SECS = 60
 _EVENT_OVERHEAD_BYTES = 500
@@ -129,9 +129,9 @@ class SeriesReader:
             )
             return data.get(series.run, {}).get(series.tag, [])
 
-        # The provider answers in one message of at most 256 MB, so look at a few rows before asking for all.
-        largest = max((datum.numpy.nbytes for datum in read(8)), default=0)
-        data = read(max(READ_BYTES[series.kind] // (largest + _EVENT_OVERHEAD_BYTES), 1))
+        # The provider answers in one message of at most 256 MB, so look at one row before asking for all.
+        size = max((datum.numpy.nbytes for datum in read(1)), default=0)
+        data = read(max(READ_BYTES[series.kind] // (size + _EVENT_OVERHEAD_BYTES), 1))
         return stack(
             [(datum.step, datum.numpy) for datum in data], 1 if series.kind == metadata.VECTOR else 2
         )

@@ -5,7 +5,7 @@ import math
 import tensorflow as tf
 
 from trainer import batches
-from trainer.state import StateDiscovered
+from trainer.state import SeveralGroups, StateDiscovered
 from trainer.update import END_OF_DATA, NONFINITE
 
 
@@ -20,6 +20,7 @@ class TrainCalls:
         self._owner = owner
         self._function = tf.function(self._updates, autograph=False)
         self.traces = 0
+        self.updates_per_second = None  # kept by `fit`
         self.skipped = 0
         self._in_a_row = 0
         self._last_skipped = None
@@ -30,12 +31,14 @@ class TrainCalls:
         function = self._function
         if self._owner.run_eagerly:
             function = tf.function(self._updates, autograph=False)
-        for _ in range(3):
+        for _ in range(5):
             try:
                 function(iterator, tf.constant(0, tf.int64))
                 return
             except StateDiscovered as discovered:
                 self._owner.forward_state.add(discovered.variables)
+            except SeveralGroups:
+                pass
         raise RuntimeError(
             "The forward pass assigns new variables every time it is traced. Create variables once, in `build` or "
             "`__init__`, not in `call`."
@@ -51,16 +54,17 @@ class TrainCalls:
                 if owner.run_eagerly:
                     for _ in range(remaining):
                         self._update(iterator)
+                    owner.ledger.receive(owner.ledger.drain())
                 else:
-                    self._function(iterator, tf.constant(remaining, tf.int64))
+                    owner.ledger.receive(self._function(iterator, tf.constant(remaining, tf.int64)))
                 owner.host_step = target
             except (tf.errors.OutOfRangeError, StopIteration) as error:
                 if isinstance(error, tf.errors.OutOfRangeError) and "End of sequence" not in error.message:
                     raise
-                owner.host_step = int(owner.step)
+                self._catch_up()
                 return True
             except tf.errors.InvalidArgumentError as error:
-                owner.host_step = int(owner.step)
+                self._catch_up()
                 if END_OF_DATA in error.message:
                     return True
                 if NONFINITE not in error.message:
@@ -76,7 +80,14 @@ class TrainCalls:
             return (index + 1,)
 
         # One iteration at a time: the next one starts when everything the last one wrote is written.
-        tf.while_loop(lambda index: index < count, body, (tf.constant(0, tf.int64),), parallel_iterations=1)
+        done = tf.while_loop(lambda index: index < count, body, (tf.constant(0, tf.int64),), parallel_iterations=1)
+        with tf.control_dependencies(done):
+            return self._owner.ledger.drain()
+
+    def _catch_up(self):
+        """Reads how far a call got that ended early."""
+        self._owner.host_step = int(self._owner.step)
+        self._owner.ledger.receive(self._owner.ledger.drain())
 
     def _update(self, iterator):
         owner = self._owner
@@ -133,7 +144,7 @@ def _broken(owner):
     for minimizer in owner.minimizers.values():
         if minimizer.last is None:
             continue
-        values = minimizer.last_values()
+        values = owner.ledger.last(minimizer)
         broken = {name: value for name, value in values["loss"].items() if not math.isfinite(value)}
         if broken:
             return ", ".join(f"loss/{name} became {value}" for name, value in broken.items())

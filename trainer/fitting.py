@@ -11,7 +11,7 @@ from trainer import arguments, persistence, rows
 from trainer.callbacks import CallbackBridge
 from trainer.progress import Progress
 from trainer.sources import Source, check_totals
-from trainer.writer import EventWriter
+from trainer.writer import EventWriter, drop_later_events
 
 # The longest call: signals, the bar and the clock are served between calls.
 _SECONDS_PER_CALL = 0.5
@@ -51,7 +51,6 @@ class Fitting:
         self._source = trainer.sources.get(id(dataset))
         if self._source is None:
             self._source = trainer.sources[id(dataset)] = Source(dataset)
-        self._updates_per_second = None
         self._last_logged = self._last_evaluated = self._last_saved = None
 
     def run(self):
@@ -119,10 +118,10 @@ class Fitting:
             stops.append(1)
         if trainer.steps_per_call != "auto":
             stops.append(trainer.steps_per_call)
-        elif self._updates_per_second is None:
+        elif trainer.calls.updates_per_second is None:
             stops.append(4)
         else:
-            stops.append(max(int(self._updates_per_second * _SECONDS_PER_CALL), 1))
+            stops.append(max(int(trainer.calls.updates_per_second * _SECONDS_PER_CALL), 1))
         return min(stops)
 
     def _intervals(self):
@@ -134,9 +133,9 @@ class Fitting:
     def _measure(self, done, seconds):
         if done and seconds > 0:
             rate = done / seconds
-            known = self._updates_per_second
+            known = self._trainer.calls.updates_per_second
             # The first call includes what TensorFlow does once; a slow call must shorten the next at once.
-            self._updates_per_second = rate if known is None or rate < known else 0.5 * (known + rate)
+            self._trainer.calls.updates_per_second = rate if known is None or rate < known else 0.5 * (known + rate)
 
     def _finished(self):
         if self._steps is not None:
@@ -186,7 +185,7 @@ class Fitting:
     def _show_progress(self, step):
         window = self._epoch_so_far()
         values = {name: value for name, value in self._logs(window).items() if name == "loss"}
-        rate = self._updates_per_second
+        rate = self._trainer.calls.updates_per_second
         if rate is not None and window.updates:
             values["examples/s"] = rate * window.examples / window.updates
         self._progress.update(step, values)
@@ -230,10 +229,12 @@ class Fitting:
             self._end_epoch()
         self._show_progress(step)
         self._progress.close(step)
+        # First the callbacks: EarlyStopping puts the best weights back at this point.
+        self._callbacks.train_end()
         if self._workdir is not None:
+            self._last_saved = None
             self._save(step)
             persistence.export(self._trainer, self._workdir)
-        self._callbacks.train_end()
 
     # ---- Files.
 
@@ -246,8 +247,11 @@ class Fitting:
         resume_step = self._trainer.host_step
         if resumed:
             logging.info("Resumed at step %d from %s.", resume_step, self._store.directory)
-        self._train_writer = EventWriter(os.path.join(self._workdir, "train"), resume_step)
-        self._eval_writer = EventWriter(os.path.join(self._workdir, "eval"), resume_step)
+        runs = [os.path.join(self._workdir, run) for run in ("train", "eval")]
+        if resumed:
+            for run in runs:
+                drop_later_events(run, resume_step)
+        self._train_writer, self._eval_writer = (EventWriter(run, resume_step) for run in runs)
         return resumed
 
     def _save(self, step):

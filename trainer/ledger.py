@@ -1,6 +1,7 @@
 """What the updates amount to between two looks of the host: one vector of sums, added to once per update.
 
-One packed variable costs a microsecond per update; a Keras `Mean` metric per loss costs ten per cent of a small one.
+One packed variable costs a microsecond or two per update; a Keras `Mean` metric per loss costs ten per cent of a
+small one.
 """
 
 import numpy as np
@@ -8,13 +9,41 @@ import tensorflow as tf
 
 
 class Entry:
-    """One update's numbers of one minimizer, as recorded while tracing."""
+    """The place of one minimizer's numbers in the vector.
 
-    def __init__(self, minimizer, names, logged):
+    [sums K, divisors K, logged M, examples, total · examples, gradient norm, coefficients K if the combiner has any]
+    """
+
+    def __init__(self, minimizer, names, logged, adaptive=False):
         self.minimizer = minimizer
         self.names = list(names)
         self.logged = list(logged)
-        self.length = 2 * len(self.names) + len(self.logged) + 3
+        self._adaptive = adaptive
+        self.length = (3 if adaptive else 2) * len(self.names) + len(self.logged) + 3
+
+    def layout(self):
+        return (self.names, self.logged, self._adaptive)
+
+    def read(self, row, updates):
+        """Means of a row of sums over some updates: {"loss": {name: value}, "logged", "total", "norm", "coefficient"}.
+
+        Losses without a valid element are left out.
+        """
+        count, extra = len(self.names), 2 * len(self.names) + len(self.logged)
+        sums, divisors, logged = row[:count], row[count : 2 * count], row[2 * count : extra]
+        examples, total, norm = row[extra : extra + 3]
+        coefficients = row[extra + 3 :] / updates if self._adaptive else np.ones(count)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return {
+                "loss": {n: float(s / d) for n, s, d in zip(self.names, sums, divisors, strict=True) if d != 0},
+                "logged": {n: float(x / examples) for n, x in zip(self.logged, logged, strict=True)},
+                "total": float(total / examples),
+                "norm": float(norm / updates),
+                "coefficient": dict(zip(self.names, coefficients.tolist(), strict=True)),
+            }
+
+    def examples(self, row):
+        return float(row[2 * len(self.names) + len(self.logged)])
 
 
 class Window:
@@ -30,7 +59,7 @@ class Window:
 
     @property
     def examples(self):
-        return float(self.values[1 + self._entries[0].length - 3]) if self._entries else 0.0
+        return self._entries[0].examples(self.values[1:]) if self._entries else 0.0
 
     def add(self, other):
         self.values = self.values + other.values
@@ -39,28 +68,13 @@ class Window:
         self.values = np.zeros_like(self.values)
 
     def parts(self):
-        """[(minimizer, {"loss": {name: mean}, "logged": {name: mean}, "total": mean, "norm": mean})], absent ones left out."""
+        """[(minimizer or None, means)] of every entry; see `Entry.read`."""
         if not self.updates:
             return []
         parts, start = [], 1
         for entry in self._entries:
-            row = self.values[start : start + entry.length]
+            parts.append((entry.minimizer, entry.read(self.values[start : start + entry.length], self.updates)))
             start += entry.length
-            count = len(entry.names)
-            sums, divisors = row[:count], row[count : 2 * count]
-            logged = row[2 * count : 2 * count + len(entry.logged)]
-            examples, total, norm = row[-3:]
-            parts.append(
-                (
-                    entry.minimizer,
-                    {
-                        "loss": {n: s / d for n, s, d in zip(entry.names, sums, divisors, strict=True) if d > 0},
-                        "logged": {n: x / examples for n, x in zip(entry.logged, logged, strict=True)},
-                        "total": total / examples,
-                        "norm": norm / self.updates,
-                    },
-                )
-            )
         return parts
 
 
@@ -72,31 +86,27 @@ class Ledger:
         self._pending = []
         self.entries = None
         self.sums = None
+        self._received = None
 
     def begin(self):
         self._pending = []
 
-    def record(self, minimizer, names, logged_names, result, total, norm):
-        """Notes one minimizer's part of the present update. `result.sums`, … are over the whole update."""
-        row = [result.sums, result.divisors]
-        if logged_names:
-            row.append(result.logged)
-        row.append(tf.stack([result.examples, total * result.examples, norm]))
-        self._pending.append((Entry(minimizer, names, logged_names), row))
+    def record(self, minimizer, row, logged, adaptive):
+        """Notes one minimizer's part of the present update: a vector as `Entry` describes it."""
+        self._pending.append((Entry(minimizer, minimizer.names, logged, adaptive), row))
 
     def commit(self, extra=None, examples=None):
-        """Adds the update's row to the sums. `extra`: further {name: scalar} that `train_step` returned."""
+        """Adds the update's row to the sums. `extra`: further {name: tensor} that `train_step` returned or logged."""
         if extra:
-            names = list(extra)
-            values = tf.stack([tf.cast(tf.reduce_mean(extra[name]), tf.float32) for name in names])
-            tail = tf.stack([examples, tf.zeros([]), tf.zeros([])])
-            self._pending.append((Entry(None, [], names), [values * examples, tail]))
-        row = tf.concat([tf.ones([1])] + [part for _, parts in self._pending for part in parts], axis=0)
+            values = [tf.cast(tf.reduce_mean(value), tf.float32) * examples for value in extra.values()]
+            row = tf.stack([*values, examples, tf.zeros([]), tf.zeros([])])
+            self._pending.append((Entry(None, [], extra), row))
+        row = tf.concat([tf.ones([1])] + [row for _, row in self._pending], axis=0)
         entries = [entry for entry, _ in self._pending]
         if self.sums is None:
             self.entries = entries
             self.sums = self._make_variable(np.zeros(row.shape, np.float32), "sums")
-        elif [(e.names, e.logged) for e in entries] != [(e.names, e.logged) for e in self.entries]:
+        elif [entry.layout() for entry in entries] != [entry.layout() for entry in self.entries]:
             raise ValueError(
                 f"An update reported {[e.names + e.logged for e in entries]}, an earlier one "
                 f"{[e.names + e.logged for e in self.entries]}; the names must not change. "
@@ -104,12 +114,28 @@ class Ledger:
             )
         self.sums.assign_add(row)
 
+    def last(self, minimizer):
+        """Means of the latest update of a minimizer, also of one that was not finite. On the host."""
+        entry = next(entry for entry in self.entries if entry.minimizer is minimizer)
+        return entry.read(minimizer.last.numpy().astype(np.float64), 1)
+
     def window(self):
         """An empty window."""
         return Window(self.entries, np.zeros(self.sums.shape))
 
+    def drain(self):
+        """The sums as a tensor, and zero from now on. Traced at the end of a call, or eager after one that failed."""
+        values = tf.identity(self.sums)
+        with tf.control_dependencies([values]):
+            self.sums.assign(tf.zeros(self.sums.shape))
+        return values
+
+    def receive(self, values):
+        """Takes what a call returned to the host."""
+        values = values.numpy().astype(np.float64)
+        self._received = values if self._received is None else self._received + values
+
     def take(self):
-        """The sums since the last time, as a window; starts from zero again. On the host."""
-        window = Window(self.entries, self.sums.numpy())
-        self.sums.assign(tf.zeros(self.sums.shape))
-        return window
+        """Everything received since the last time, as a window."""
+        values, self._received = self._received, None
+        return self.window() if values is None else Window(self.entries, values)

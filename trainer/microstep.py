@@ -5,20 +5,21 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from trainer import batches, objective, stages
-from trainer.state import ForwardScope, StateDiscovered, creating_variables, is_seed, raw
+from trainer.state import ForwardScope, SeveralGroups, StateDiscovered, creating_variables, is_seed, raw
 
 # Folded into the first half of a dropout seed so that replicas draw different masks; any odd constant will do.
 _REPLICA_SEED = 0x9E3779B1
 
 
 class MicroResult(NamedTuple):
-    """What a micro-batch adds to the update. All but `state` and `coefficients` are sums over micro-batches."""
+    """What a micro-batch adds to the update. The first five are sums over micro-batches."""
 
     gradients: Any  # [groups][variables]
-    sums: Any  # [K]
-    divisors: Any  # [K]
+    sums: Any  # K scalars
+    divisors: Any  # K scalars
     examples: Any  # scalar
-    logged: Any  # [M]: value · examples of each `log` call
+    logged: Any  # M scalars: value · examples of each `log` call
+    total: Any  # what was differentiated, where that is the whole update; else ()
     coefficients: Any  # [K] from the combiner, or ()
     state: Any  # new values of `moved`
     probes: Any  # {layer: {quantity: per-example values}}, or {}
@@ -47,6 +48,8 @@ class MicroStep:
         self._weights = weights
         self._combiner = combiner
         self.fold, self.per_loss, self._densify = fold, per_loss, densify
+        # A persistent tape keeps more of a recurrent loop than one gradient needs: a fifth of an LSTM's time.
+        self.persistent = per_loss
         self.names = self.logged = self.groups = self.ratios = self.moved = self.live = None
 
     def __call__(self, batch, state_values, step, loss_scale, replica=None):
@@ -55,7 +58,7 @@ class MicroStep:
         examples = batches.count_examples(batch)
         variables = self._variables()
         scope_values = _fold_replica(state_variables, state_values, replica)
-        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        with tf.GradientTape(persistent=self.persistent, watch_accessed_variables=False) as tape:
             tape.watch([raw(variable) for variable in variables])
             regularized = [v for v in variables if getattr(v, "regularizer", None) is not None]
             # Keras looks regularized variables up in the scope and finds nothing there unless they are mapped.
@@ -69,19 +72,18 @@ class MicroStep:
             losses = _with_regularization(losses, model_losses)
             terms = objective.make_terms(losses, examples)
             self._describe(terms, logged, scope, state_variables)
-            weights = self._weights.at(step)
-            sums = tf.stack([term.sum for term in terms.values()])
-            divisors = tf.stack([term.divisor for term in terms.values()])
-            coefficients, targets = self._objectives(terms, weights, sums, divisors)
+            coefficients, targets = self._objectives(list(terms.values()), self._weights.at(step))
+            total = targets[0] if self.fold else ()
             if loss_scale is not None:
                 targets = [target * loss_scale for target in targets]
         gradients = self._gradients(tape, targets, variables)
         return MicroResult(
             gradients,
-            sums,
-            divisors,
+            [term.sum for term in terms.values()],
+            [term.divisor for term in terms.values()],
             examples,
-            tf.stack([value * examples for value in logged.values()]) if logged else (),
+            [value * examples for value in logged.values()],
+            total,
             coefficients,
             _unfold_replica(self.moved, [scope.get_current_value(v) for v in self.moved], replica),
             {},
@@ -99,34 +101,35 @@ class MicroStep:
             self.groups = [[index] for index in range(len(terms))]
         elif self.fold:
             self.groups = [list(range(len(terms)))]
+        if len(self.groups) > 1 and not self.persistent:
+            self.persistent = True
+            raise SeveralGroups
         self._weights.build(self.names)
         with creating_variables(self._owner.strategy):
             self._combiner.build(self.names)
 
-    def _objectives(self, terms, weights, sums, divisors):
+    def _objectives(self, terms, weights):
         """The scalars to differentiate, one per group, and the combiner's coefficients if they are known here."""
-        ordered = list(terms.values())
-        coefficients = ()
         if self.per_loss:
-            numerators = [[term.sum] for term in ordered]
+            return (), [term.sum for term in terms]
+        coefficients = self._coefficients(terms)
+        if not isinstance(coefficients, tuple):
+            weights = [w * c for w, c in zip(weights, tf.unstack(tf.stop_gradient(coefficients)), strict=True)]
+        if self.fold:
+            parts = [[w * _safe_mean(term) for w, term in zip(weights, terms, strict=True)]]
         else:
-            if self._combiner.needs == "weights":
-                coefficients = self._combiner.coefficients(None, None, None)
-            else:
-                means = tf.stop_gradient(tf.math.divide_no_nan(sums, divisors))
-                coefficients = self._combiner.coefficients(means, divisors > 0, None)
-            effective = tf.unstack(tf.stop_gradient(weights * coefficients))
-            if self.fold:
-                numerators = [
-                    [w * _safe_mean(term) for w, term in zip(effective, ordered, strict=True)],
-                ]
-            else:
-                numerators = [
-                    [effective[index] * ordered[index].sum / self.ratios[index] for index in group]
-                    for group in self.groups
-                ]
-        targets = [parts[0] if len(parts) == 1 else tf.add_n(parts) for parts in numerators]
-        return coefficients, targets
+            parts = [[weights[i] * (terms[i].sum / self.ratios[i]) for i in group] for group in self.groups]
+        return coefficients, [group[0] if len(group) == 1 else tf.add_n(group) for group in parts]
+
+    def _coefficients(self, terms):
+        """The combiner's coefficients [K], or () where they are all 1."""
+        if is_plain_sum(self._combiner):
+            return ()
+        if self._combiner.needs == "weights":
+            return self._combiner.coefficients(None, None, None)
+        divisors = tf.stack([term.divisor for term in terms])
+        means = tf.math.divide_no_nan(tf.stack([term.sum for term in terms]), divisors)
+        return self._combiner.coefficients(tf.stop_gradient(means), divisors > 0, None)
 
     def _gradients(self, tape, targets, variables):
         sources = [raw(variable) for variable in variables]
@@ -143,6 +146,11 @@ class MicroStep:
                 kept.append(stages.to_dense(gradient) if self._densify else gradient)
             finished.append(kept)
         return finished
+
+
+def is_plain_sum(combiner):
+    """Whether a combiner's coefficients are 1 for ever: then they need not be computed."""
+    return combiner.needs == "weights" and not combiner.variables
 
 
 def _safe_mean(term):

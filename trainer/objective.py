@@ -89,7 +89,7 @@ class LossWeights:
             self._check(name, weight)
         self._given = weights
         self._schedules = {name: weight for name, weight in weights.items() if callable(weight)}
-        self._variable = None
+        self._variables = {}
         self.names = None
 
     @staticmethod
@@ -126,22 +126,23 @@ class LossWeights:
                 f"Losses without a weight: {missing}; weights without a loss: {unknown}."
             )
         self.names = list(names)
-        numbers = [1.0 if callable(w) else float(w) for w in (self._given.get(name, 1.0) for name in names)]
-        self._variable = self._make_variable(np.array(numbers, np.float32), "loss_weights")
+        for name in names:
+            if name not in self._schedules:
+                number = np.float32(self._given.get(name, 1.0))
+                self._variables[name] = self._make_variable(number, f"loss_weight_{len(self._variables)}")
 
     @property
     def variables(self):
-        return [] if self._variable is None else [self._variable]
+        return list(self._variables.values())
 
     def at(self, step):
-        """The weights [K] at a step, in the order of the names. Traced."""
-        weights = tf.convert_to_tensor(self._variable)
-        if not self._schedules:
-            return weights
-        parts = tf.unstack(weights)
-        for name, schedule in self._schedules.items():
-            parts[self.names.index(name)] = tf.cast(tf.reshape(schedule(step), []), tf.float32)
-        return tf.stack(parts)
+        """The weights at a step, a list of K scalars in the order of the names. Traced or eager."""
+        return [
+            tf.cast(tf.reshape(self._schedules[name](step), []), tf.float32)
+            if name in self._schedules
+            else tf.convert_to_tensor(self._variables[name])
+            for name in self.names
+        ]
 
     def static(self):
         """{name: number} that never changes with the step: a schedule counts with the value it settles at."""
@@ -158,11 +159,11 @@ class LossWeights:
     def __getitem__(self, name):
         if name in self._schedules:
             return self._schedules[name]
-        if self._variable is None:
+        if self.names is None:
             return float(self._given[name]) if self._given else 1.0
         if name not in self.names:
             raise KeyError(f"There is no loss {name!r}; the losses are {self.names}.")
-        return float(self._variable[self.names.index(name)])
+        return float(self._variables[name])
 
     def __setitem__(self, name, weight):
         self._check(name, weight)
@@ -171,14 +172,12 @@ class LossWeights:
                 f"The weight of loss {name!r} would change between a number and a schedule; that needs a new trace. "
                 "Make a new trainer, or use a schedule that reads a variable."
             )
-        if self._variable is None:
+        if self.names is None:
             self._given[name] = float(weight)
             return
         if name not in self.names:
             raise KeyError(f"There is no loss {name!r}; the losses are {self.names}.")
-        numbers = self._variable.numpy()
-        numbers[self.names.index(name)] = float(weight)
-        self._variable.assign(numbers)
+        self._variables[name].assign(float(weight))
 
     def __iter__(self):
         return iter(self.names or self._given)

@@ -16,7 +16,7 @@ def open_store(workdir):
 def tracked_state(trainer, source):
     """{name: tf.Variable or iterator}: everything that decides how training goes on."""
     model_variables = [raw(v) for v in (*trainer.model.variables, *trainer.forward_state.variables())]
-    sections = {"model": model_variables, "trainer": [trainer.step, trainer.ledger.sums]}
+    sections = {"model": model_variables, "trainer": [trainer.step]}
     sections["trainer"] += trainer.loss_scale.variables
     for index, minimizer in enumerate(trainer.minimizers.values()):
         sections[f"optimizer{index}"] = [raw(v) for v in minimizer.optimizer.variables]

@@ -1,6 +1,9 @@
 """From a window of sums to what is written: TensorBoard's tags and the callbacks' logs."""
 
+import tensorflow as tf
+
 from trainer.evaluation import metric_results, static_sum
+from trainer.microstep import is_plain_sum
 
 
 def train_scalars(trainer, window, seconds):
@@ -11,7 +14,7 @@ def train_scalars(trainer, window, seconds):
         if minimizer is None:
             continue
         prefix = f"{minimizer.name}/" if minimizer.name else ""
-        weights = minimizer.last_values()["weight"]
+        weights = _effective_weights(trainer, minimizer)
         for name, loss in part["loss"].items():
             values[f"loss/{prefix}{name}"] = loss
             values[f"loss_weight/{prefix}{name}"] = weights[name]
@@ -28,6 +31,16 @@ def train_scalars(trainer, window, seconds):
         values["throughput/examples_per_second"] = window.examples / seconds
     values["skipped_updates"] = trainer.calls.skipped
     return values
+
+
+def _effective_weights(trainer, minimizer):
+    """{name: static or scheduled weight × the combiner's coefficient} of the latest update."""
+    weights = minimizer.weights.at(tf.constant(trainer.host_step - 1, tf.int64))
+    weights = {name: float(weight) for name, weight in zip(minimizer.names, weights, strict=True)}
+    if is_plain_sum(minimizer.combiner):
+        return weights
+    coefficients = trainer.ledger.last(minimizer)["coefficient"]
+    return {name: weight * coefficients[name] for name, weight in weights.items()}
 
 
 def _shares(prefix, losses, weights):

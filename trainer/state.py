@@ -47,6 +47,10 @@ class StateDiscovered(Exception):
         super().__init__([getattr(variable, "path", variable) for variable in variables])
 
 
+class SeveralGroups(Exception):
+    """The losses need several gradients, hence a persistent tape: the trace starts again with one. Internal."""
+
+
 class ForwardState:
     """The list of Keras variables that a forward pass may assign. It grows when a trace finds another."""
 

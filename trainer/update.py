@@ -129,44 +129,18 @@ class Minimizer:
         with tf.control_dependencies([tf.debugging.Assert(count > 0, [END_OF_DATA])]):
             totals = tf.nest.map_structure(tf.identity, totals)
         coefficients = ()
-        if not self._micro.per_loss:
+        if not self._micro.per_loss and not microstep.is_plain_sum(self.combiner):
             coefficients = self.combiner.coefficients(None, None, None)
-        gradients, sums, divisors, examples, logged = totals
-        return microstep.MicroResult(gradients, sums, divisors, examples, logged, coefficients, moving, {})
+        return microstep.MicroResult(*totals, (), coefficients, moving, {})
 
     def _finish(self, result):
         """Everything after the backward passes."""
         owner, micro = self._owner, self._micro
         variables = [v for v, live in zip(self._variables(), micro.live, strict=True) if live]
         result = _replace_additive(result, stages.all_reduce(_additive(result)))
-        losses = tf.math.divide_no_nan(result.sums, result.divisors)
-        present = result.divisors > 0
-        weights = self.weights.at(owner.step.value())
-        scale = owner.loss_scale.value()
-        if micro.fold:
-            groups = [[stages.deduplicate(gradient) for gradient in group] for group in result.gradients]
-            groups = stages.unscale(groups, scale)
-        else:
-            divisors = [result.divisors[group[0]] / micro.ratios[group[0]] for group in micro.groups]
-            if micro.per_loss:
-                divisors = tf.unstack(result.divisors)
-            groups = stages.divide(result.gradients, divisors, scale)
-        measured, coefficients = None, result.coefficients
-        if micro.per_loss:
-            weighted = [
-                [stages.scale_gradient(g, w) for g in group]
-                for group, w in zip(groups, tf.unstack(weights), strict=True)
-            ]
-            if self.combiner.gradients_every:
-                measured = self.combiner.measure(weighted)
-            coefficients = self.combiner.coefficients(losses, present, measured)
-            gradients = stages.combine(weighted, tf.unstack(coefficients))
-        else:
-            gradients = stages.combine(groups)
+        gradients, total, coefficients, advance = self._combine(result)
         norm = tf.linalg.global_norm(gradients)
-        total = self.combiner.total(losses, coefficients, weights, present)
-        effective = weights * coefficients
-        check = self._check(losses, total, norm, effective)
+        check = self._check(result, total, norm, coefficients)
         with tf.control_dependencies([check]):
             if owner.clip_norm is not None:
                 gradients = stages.clip(gradients, norm, owner.clip_norm)
@@ -175,37 +149,59 @@ class Minimizer:
             owner.write_state(micro.moved, result.state)
             if owner.ema_decay is not None:
                 stages.average(self._make_averages(variables), [raw(v) for v in variables], owner.ema_decay)
-            if self.combiner.variables:
-                self.combiner.advance(losses, present, measured)
-        owner.ledger.record(self, micro.names, micro.logged, result, total, norm)
+            advance()
         owner.checks.append(check)
-        return dict(zip(micro.names, tf.unstack(losses), strict=True))
+        losses = [tf.math.divide_no_nan(s, d) for s, d in zip(result.sums, result.divisors, strict=True)]
+        return dict(zip(micro.names, losses, strict=True))
 
-    def _check(self, losses, total, norm, effective):
-        """Notes the values of this update, then ends the call if it is not finite. Returns the operation to wait for."""
-        values = tf.concat([losses, effective, tf.stack([total, norm])], axis=0)
+    def _combine(self, result):
+        """(gradients, total, coefficients, function that advances the combiner) from the sums of a whole update."""
+        micro, combiner = self._micro, self.combiner
+        scale = self._owner.loss_scale.value()
+        if micro.fold:
+            groups = [[stages.deduplicate(gradient) for gradient in group] for group in result.gradients]
+            groups = stages.unscale(groups, scale)
+        else:
+            divisors = [result.divisors[group[0]] / micro.ratios[group[0]] for group in micro.groups]
+            if micro.per_loss:
+                divisors = result.divisors
+            groups = stages.divide(result.gradients, divisors, scale)
+        if micro.fold and microstep.is_plain_sum(combiner):
+            return stages.combine(groups), result.total, (), lambda: None
+        weights = self.weights.at(self._owner.step.value())
+        divisors = tf.stack(result.divisors)
+        losses, present = tf.math.divide_no_nan(tf.stack(result.sums), divisors), divisors > 0
+        measured, coefficients = None, result.coefficients
+        if micro.per_loss:
+            groups = [[stages.scale_gradient(g, w) for g in group] for group, w in zip(groups, weights, strict=True)]
+            if combiner.gradients_every:
+                measured = combiner.measure(groups)
+            coefficients = combiner.coefficients(losses, present, measured)
+            gradients = stages.combine(groups, tf.unstack(coefficients))
+        else:
+            gradients = stages.combine(groups)
+        used = tf.ones([len(weights)]) if isinstance(coefficients, tuple) else coefficients
+        total = combiner.total(losses, used, tf.stack(weights), present)
+        return gradients, total, coefficients, lambda: combiner.advance(losses, present, measured)
+
+    def _check(self, result, total, norm, coefficients):
+        """Notes this update's numbers, then ends the call if they are not finite. Returns what to wait for."""
+        row = [*result.sums, *result.divisors, *result.logged, result.examples, total * result.examples, norm]
+        if not isinstance(coefficients, tuple):
+            row += tf.unstack(coefficients)
+        row = tf.stack(row)
+        self._owner.ledger.record(self, row, self._micro.logged, not isinstance(coefficients, tuple))
         if self.last is None:
-            self.last = self._owner.make_variable(np.zeros(2 * len(self._micro.names) + 2, np.float32), "last")
-        noted = self.last.assign(values)
-        finite = tf.math.is_finite(total + norm)
+            self.last = self._owner.make_variable(np.zeros(row.shape, np.float32), "last")
+        noted = self.last.assign(row)
         with tf.control_dependencies([noted]):
-            return tf.debugging.Assert(finite, [NONFINITE, self.name])
+            return tf.debugging.Assert(tf.math.is_finite(total + norm), [NONFINITE, self.name])
 
     def _make_averages(self, variables):
         if self._averages is None:
             self._averages = [self._owner.make_variable(raw(v), "average") for v in variables]
             self.averaged_variables = list(variables)
         return self._averages
-
-    def last_values(self):
-        """{"loss": {name: float}, "weight": {name: float}, "total": float, "norm": float} of the latest update. Host."""
-        values, count = self.last.numpy(), len(self.names)
-        return {
-            "loss": dict(zip(self.names, values[:count].tolist(), strict=True)),
-            "weight": dict(zip(self.names, values[count : 2 * count].tolist(), strict=True)),
-            "total": float(values[-2]),
-            "norm": float(values[-1]),
-        }
 
 
 def _additive(result):

@@ -65,7 +65,7 @@ class EventWriter:
 
     Args:
         directory: of the run.
-        resume_step: events after this step are dropped from the run's earlier files, and a session start is marked.
+        resume_step: the step at which this session starts, marked in the file if it is not 0.
     """
 
     def __init__(self, directory, resume_step=None):
@@ -97,8 +97,6 @@ class EventWriter:
     def _open(self):
         if self._file is None:
             os.makedirs(self._directory, exist_ok=True)
-            if self._resume_step is not None:
-                drop_later_events(self._directory, self._resume_step)
             name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{next(_counter)}.v2"
             self._file = tf.io.TFRecordWriter(os.path.join(self._directory, name))
             self._file.write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
@@ -124,8 +122,8 @@ class EventWriter:
 
 
 def drop_later_events(directory, step):
-    """Rewrites event files so that no event is later than `step`: a killed run may have logged past its checkpoint."""
-    for name in sorted(os.listdir(directory)):
+    """Rewrites a run's event files so that no event is later than `step`: a killed run may have logged past its checkpoint."""
+    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
         path = os.path.join(directory, name)
         if ".tfevents." not in name or name.endswith(".tmp"):
             continue

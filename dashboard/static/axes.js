@@ -41,7 +41,8 @@ export function drawYAxis(context, scale, tickList, x, colours) {
     context.fillStyle = colours.line;
     context.fillRect(x - 4, Math.round(y) - 0.5, 4, 1);
     context.fillStyle = colours.muted;
-    context.fillText(label, x - 7, y);
+    // The first and the last label stay whole at the edge of the canvas.
+    context.fillText(label, x - 7, Math.max(6, y));
   }
 }
 

@@ -16,6 +16,9 @@ export const SPECIAL = {
 const RUNS_LIGHT = ['#0072b2', '#d55e00', '#009e73', '#b8589a', '#c68a00', '#3a9fe0', '#6b6f76', '#8a7a00'];
 const RUNS_DARK = ['#4fa8e8', '#ff8a4c', '#2fc79a', '#e59acb', '#f5b93b', '#8fd0ff', '#b0b4ba', '#d9c84a'];
 
+const LOSSES_LIGHT = ['#6f4fa0', '#f2a71b', '#d94f70', '#4fb0ae', '#9aae3c', '#8a6d5b'];
+const LOSSES_DARK = ['#a58bd6', '#f5bd52', '#ec7f99', '#6cc9c7', '#bcd05e', '#b89a87'];
+
 function parseHex(hex) {
   return [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
 }
@@ -81,7 +84,8 @@ export class RunColours {
   }
 }
 
+/** Losses have hues of their own: a loss in the colour of a run would look like it. */
 export function lossColour(index, dark) {
-  const palette = dark ? RUNS_DARK : RUNS_LIGHT;
+  const palette = dark ? LOSSES_DARK : LOSSES_LIGHT;
   return palette[index % palette.length];
 }

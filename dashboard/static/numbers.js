@@ -21,7 +21,8 @@ export function formatValue(value) {
 }
 
 export function formatSigned(value, digits = 2) {
-  return `${value < 0 ? '−' : '+'}${Math.abs(value).toFixed(digits)}`;
+  const text = Math.abs(value).toFixed(digits);
+  return Number(text) === 0 ? text : `${value < 0 ? '−' : '+'}${text}`;
 }
 
 /** About `count` round numbers within [low, high]; whole ones if `whole`. */
@@ -40,8 +41,10 @@ export function ticks(low, high, count, whole = false) {
 
 /** Ticks of a log10 axis, as [{at, label}]: powers of ten, and 2 and 5 between them where only few decades show. */
 export function logTicks(low, high, count) {
-  const decades = ticks(low, high, count, true).filter(Number.isInteger);
-  if (decades.length >= 2) return decades.map((at) => ({ at, label: powerOfTen(at) }));
+  const stride = Math.max(1, Math.ceil((high - low) / Math.max(1, count)));
+  const decades = [];
+  for (let at = Math.ceil(low / stride) * stride; at <= high; at += stride) decades.push(at);
+  if (decades.length >= 2) return decades.map((at) => ({ at: at + 0, label: powerOfTen(at + 0) }));
   const result = [];
   for (let decade = Math.floor(low); decade <= Math.ceil(high); decade++) {
     for (const factor of [1, 2, 5]) {
@@ -49,8 +52,8 @@ export function logTicks(low, high, count) {
       if (at >= low && at <= high) result.push({ at, label: formatValue(factor * 10 ** decade) });
     }
   }
-  if (result.length >= 2) return result;
-  return ticks(low, high, count).map((at) => ({ at, label: formatValue(10 ** at) }));
+  if (result.length > 2) return result;
+  return ticks(10 ** low, 10 ** high, count).map((value) => ({ at: Math.log10(value), label: formatValue(value) }));
 }
 
 /** Writes large steps briefly on an axis: 20k, 1.5M. */

@@ -86,8 +86,12 @@ class MGDA(DirectionCombiner):
 
 def mgda(matrix, present):
     """Weights on the simplex that minimise the norm of the combined gradient."""
-    norms, cosines, _ = directions(matrix, present)
-    return simplex_minimum(norms[:, None] * cosines * norms[None, :], tf.zeros_like(norms), 1.0, present)
+    norms, cosines, alive = directions(matrix, present)
+    scaled = norms[:, None] * cosines * norms[None, :]
+    shortest = simplex_minimum(scaled, tf.zeros_like(norms), 1.0, alive)
+    still = tf.cast(present & ~alive, tf.float32)  # losses without gradient: their corner is the minimum
+    count = tf.reduce_sum(still)
+    return tf.where(count > 0, still / tf.maximum(count, 1.0), shortest)
 
 
 class CAGrad(DirectionCombiner):
@@ -128,16 +132,19 @@ class CAGrad(DirectionCombiner):
 
 def cagrad(matrix, c, present):
     """Coefficients of g0 + (c |g0| / |g_w|) g_w; of g0 alone where g_w vanishes."""
-    norms, cosines, _ = directions(matrix, present)
+    norms, cosines, alive = directions(matrix, present)
     scaled = norms[:, None] * cosines * norms[None, :]
     mask = tf.cast(present, tf.float32)
     mean = tf.math.divide_no_nan(mask, tf.reduce_sum(mask))
     inner = tf.linalg.matvec(scaled, mean)
     radius = c * tf.sqrt(tf.maximum(tf.tensordot(mean, inner, 1), 0.0))
-    weights = simplex_minimum(scaled, inner, radius, present)
+    weights = simplex_minimum(scaled, inner, radius, alive)
     square = tf.tensordot(weights, tf.linalg.matvec(scaled, weights), 1)
     # Where the terms cancel to rounding, g_w has no direction.
     real = square > 1e-6 * tf.square(tf.tensordot(weights, norms, 1))
+    # The corner of a loss without gradient is worth 0: better than any sum above it.
+    value = tf.tensordot(inner, weights, 1) + radius * tf.sqrt(tf.maximum(square, 0.0))
+    real &= (value < 0) | ~tf.reduce_any(present & ~alive)
     return mean + tf.where(real, radius / tf.sqrt(tf.where(real, square, 1.0)), 0.0) * weights
 
 
@@ -145,7 +152,8 @@ class ConFIG(DirectionCombiner):
     """Conflict-free inverse gradients (Liu 2024): equal angles to all gradients, as long as all projections.
 
     d = (sum g_i.u) u, with u the normalised U^+ 1 over the unit gradients U. Where the gradients oppose
-    each other so that there is no such direction, d = 0. A loss without gradient does not take part.
+    each other to rounding there is no such direction; u is then that of their sum, which makes d the plain
+    sum. A loss without gradient does not take part.
 
     >>> combiner = ConFIG()
     >>> combiner.build(["error", "penalty"])
@@ -170,5 +178,6 @@ def config(matrix, present):
     solution = tf.linalg.matvec(vectors, inverse * tf.linalg.matvec(vectors, ones, transpose_a=True))
     product = tf.linalg.matvec(cosines, solution)
     length = tf.reduce_sum(tf.where(alive, norms, 0.0) * product)
-    scale = tf.math.divide_no_nan(length, tf.tensordot(solution, product, 1))
-    return tf.where(alive, scale * solution / norms, 0.0)
+    square = tf.tensordot(solution, product, 1)
+    exists = square > 1e-6
+    return tf.where(alive & exists, length / tf.where(exists, square, 1.0) * solution / norms, 1.0)

@@ -14,7 +14,7 @@ class DynamicWeightAverage(Combiner):
     until there are two. One loss alone is the plain sum.
 
     Args:
-        window: Updates in a window; those in which a loss is absent do not count for it. The paper's window is
+        window: Updates in a window; those in which a loss is absent do not count for it. In the paper it is
             an epoch: pass the number of updates in one.
         temperature: T; larger is more even.
 

@@ -1,0 +1,147 @@
+"""`Trainer.fit` against hand-written loops and `keras.Model.fit`: time per update, in one process.
+
+    python -m benchmarks.overhead
+"""
+
+import os
+import tempfile
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.measure import interleave, machine, row, table
+from trainer import Trainer
+
+PER_CALL = 100
+
+
+def mlp():
+    return keras.Sequential(
+        [
+            keras.Input((32,)),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def lstm():
+    return keras.Sequential([keras.Input((100, 2)), keras.layers.LSTM(64), keras.layers.Dense(1)])
+
+
+def mlp_data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6400, 32)).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(64, drop_remainder=True).cache()
+
+
+def lstm_data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(640, 100, 2)).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, x[:, 0, :1])).batch(32, drop_remainder=True).cache()
+
+
+def hand_written(model, dataset, safe):
+    """A `tf.function` loop with `PER_CALL` updates per call; `safe` adds the global norm and a finite check."""
+    optimizer = keras.optimizers.Adam(1e-3)
+    optimizer.build(model.trainable_variables)
+    iterator = iter(dataset)
+
+    @tf.function
+    def call(iterator):
+        total = tf.zeros([])
+        for _ in tf.range(PER_CALL):
+            x, y = next(iterator)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            if safe:
+                norm = tf.linalg.global_norm(gradients)
+                if tf.math.is_finite(norm):
+                    optimizer.apply(gradients, model.trainable_variables)
+            else:
+                optimizer.apply(gradients, model.trainable_variables)
+            total += loss
+        return total / PER_CALL
+
+    def run(updates):
+        start = time.perf_counter()
+        for _ in range(updates // PER_CALL):
+            float(call(iterator))
+        return time.perf_counter() - start
+
+    return run
+
+
+class _Clock(keras.callbacks.Callback):
+    """The time between the first and the last update: what happens once per `fit` is not part of an update."""
+
+    def on_train_begin(self, logs=None):
+        self.start = time.perf_counter()
+
+    def on_train_end(self, logs=None):
+        self.seconds = time.perf_counter() - self.start
+
+
+def looptape(model, dataset, workdir, **options):
+    trainer = Trainer(model, keras.optimizers.Adam(1e-3), {"error": keras.losses.MeanSquaredError()}, **options)
+
+    def run(updates):
+        clock = _Clock()
+        trainer.fit(
+            dataset,
+            steps=trainer.host_step + updates,
+            log_every=PER_CALL,
+            workdir=workdir,
+            callbacks=[clock],
+            progress=False,
+        )
+        return clock.seconds
+
+    return run
+
+
+def keras_fit(model, dataset):
+    model.compile(keras.optimizers.Adam(1e-3), loss="mse")
+
+    def run(updates):
+        start = time.perf_counter()
+        model.fit(dataset, epochs=1, steps_per_epoch=updates, verbose=0)
+        return time.perf_counter() - start
+
+    return run
+
+
+def compare(name, make_model, dataset, updates, rounds, limits):
+    dataset = dataset.repeat()
+    with tempfile.TemporaryDirectory() as workdir:
+        contestants = {
+            "Trainer.fit": looptape(make_model(), dataset, workdir),
+            "safe loop": hand_written(make_model(), dataset, safe=True),
+            "bare loop": hand_written(make_model(), dataset, safe=False),
+            "Keras fit": keras_fit(make_model(), dataset),
+        }
+        for run in contestants.values():
+            run(2 * PER_CALL)
+        timed_runs = {key: (lambda run=run: run(updates) / updates) for key, run in contestants.items()}
+        times = interleave(timed_runs, rounds)
+    rows = [[name, *row(times, "Trainer.fit", base, limit)] for base, limit in limits.items()]
+    for key, values in times.items():
+        print(f"{name}: {key} {1e6 * np.median(values):.0f} µs per update")
+    return rows
+
+
+def main():
+    rows = compare("MLP 32-64-64-1, batch 64", mlp, mlp_data(), 1000, 15, {"safe loop": 1.05, "bare loop": 1.4, "Keras fit": 0.5})
+    rows += compare("LSTM 64, batch 32, T 100", lstm, lstm_data(), 100, 11, {"safe loop": 1.02, "bare loop": 1.03, "Keras fit": 0.9})
+    print(machine())
+    print(table(["model", "compared", "ratio", "spread", "limit", "reached"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+// The panel that looks at one layer at one training step: profile, loss shares or credit matrix.
+
+import { el, fillSelect, segmented } from './dom.js';
+import { formatStep } from './numbers.js';
+
+const RESIZE_STEP = 20;
+const MATRIX_HEIGHT = 360; // squares need room
+
+export class Dock {
+  /** `panels`: {name: {load(context), draw(colours), node}}; `set(changes)` changes the state. */
+  constructor(panels, set, onCsv, onError) {
+    this.panels = panels;
+    this.set = set;
+    this.onError = onError;
+    this.tabs = segmented('Panel', [
+      { value: 'profile', text: 'Profile', title: 'Values over time at one training step, runs overlaid' },
+      { value: 'shares', text: 'Loss shares', title: 'Which loss drives the state gradient, over time' },
+      { value: 'credit', text: 'Credit matrix', title: 'How much the loss at s depends on the state at t' },
+    ], (panel) => set({ panel }));
+    this.layer = el('select', { 'aria-label': 'Layer of the panel', onchange: () => set({ layer: this.layer.value }) });
+    this.step = el('input', { type: 'text', inputmode: 'numeric', size: '8', 'aria-label': 'Training step', onchange: () => this.readStep() });
+    this.latest = el('button', { type: 'button', class: 'quiet', title: 'Follow the latest training step', onclick: () => set({ step: null }) }, 'latest');
+    this.pin = el('button', { type: 'button', class: 'quiet', title: 'Keep this step, dashed, to compare another one with it (Shift+click a heat map)',
+      onclick: () => set({ pinned: this.chosen }) }, 'Pin');
+    this.pinned = el('button', { type: 'button', class: 'pinned', title: 'Remove the pinned step', onclick: () => set({ pinned: null }) });
+    this.csv = el('button', { type: 'button', class: 'quiet', title: 'Download these curves as CSV', onclick: onCsv }, 'CSV');
+    this.handle = el('div', {
+      class: 'handle', role: 'separator', tabindex: '0', 'aria-orientation': 'horizontal', 'aria-label': 'Height of the panel',
+      onpointerdown: (event) => this.drag(event), onkeydown: (event) => this.resizeKey(event),
+    });
+    this.body = el('div', { class: 'dock-body' });
+    this.node = el('aside', { class: 'dock', 'aria-label': 'One training step' }, this.handle,
+      el('div', { class: 'dock-head' }, this.tabs.node, el('label', {}, el('span', { class: 'muted' }, 'layer'), this.layer),
+        el('label', {}, el('span', { class: 'muted' }, 'step'), this.step), this.latest, this.pin, this.pinned,
+        el('span', { class: 'spring' }), this.csv),
+      this.body);
+    this.request = 0;
+  }
+
+  /** Shows `context` (see the panels' `load`). An answer that comes too late is dropped. */
+  async update(context, name, layers, height) {
+    this.chosen = context.chosen;
+    this.name = name;
+    this.tabs.show(name);
+    fillSelect(this.layer, layers.map((layer) => ({ value: layer, label: layer })), context.layer);
+    if (document.activeElement !== this.step) this.step.value = formatStep(context.chosen);
+    this.latest.setAttribute('aria-pressed', String(context.follows));
+    this.pinned.hidden = context.pinned === null;
+    this.pinned.textContent = `compared with step ${formatStep(context.pinned ?? 0)} ×`;
+    this.csv.hidden = name !== 'profile';
+    this.node.style.setProperty('--dock', `${name === 'credit' ? Math.max(height, MATRIX_HEIGHT) : height}px`);
+    this.handle.setAttribute('aria-valuenow', String(height));
+    const panel = this.panels[name];
+    if (this.body.firstChild !== panel.node) this.body.replaceChildren(panel.node);
+    const request = ++this.request;
+    try {
+      await panel.load(context);
+    } catch (error) {
+      if (request === this.request) this.onError(error);
+      return;
+    }
+    if (request === this.request) this.draw(this.colours);
+  }
+
+  draw(colours) {
+    this.colours = colours;
+    if (colours && this.name) {
+      this.panels[this.name].draw(colours);
+      this.node.dataset.step = String(this.chosen);
+    }
+  }
+
+  readStep() {
+    const step = Number(this.step.value.replace(/[,\s]/g, ''));
+    if (Number.isSafeInteger(step) && step >= 0 && this.step.value.trim()) this.set({ step });
+    else this.step.value = formatStep(this.chosen);
+  }
+
+  drag(event) {
+    event.preventDefault();
+    const start = event.clientY + this.node.offsetHeight;
+    const move = (moved) => this.resize(start - moved.clientY);
+    const stop = () => {
+      window.removeEventListener('pointermove', move);
+      window.removeEventListener('pointerup', stop);
+    };
+    window.addEventListener('pointermove', move);
+    window.addEventListener('pointerup', stop);
+  }
+
+  resizeKey(event) {
+    const direction = { ArrowUp: 1, ArrowDown: -1 }[event.key];
+    if (!direction) return;
+    event.preventDefault();
+    this.resize(this.node.offsetHeight + direction * RESIZE_STEP);
+  }
+
+  resize(height) {
+    this.set({ dock: Math.round(Math.max(150, Math.min(window.innerHeight - 160, height))) });
+  }
+}

@@ -1,0 +1,105 @@
+// Drawing one heat map: pixels, strip of non-finite rows, frame and x axis. Screen and export use the same code.
+
+import { drawHatching, drawXAxis, linear } from './axes.js';
+import { codeColours, SPECIAL } from './colours.js';
+import { paint } from './picture.js';
+import { timeTicks } from './units.js';
+
+export const MARGIN = { top: 1, right: 15, bottom: 22, left: 1 };
+const STRIP_WIDTH = 8;
+
+/**
+ * What all heat maps of a page share.
+ * {view, range, steps: [low, high], maxTime, colours}
+ */
+export function plotBox(width, height) {
+  return { x: MARGIN.left, y: MARGIN.top, width: Math.max(1, width - MARGIN.left - MARGIN.right),
+    height: Math.max(1, height - MARGIN.top - MARGIN.bottom) };
+}
+
+export function scales(frame, box) {
+  return {
+    x: linear(0, frame.maxTime, box.x, box.x + box.width),
+    y: linear(frame.steps[0], frame.steps[1], box.y + box.height, box.y),
+  };
+}
+
+/** The column of the picture's leftmost time step: pictures of shorter sequences begin later when aligned at the end. */
+export function columnOffset(picture, frame) {
+  return frame.view.align === 'end' ? frame.maxTime - picture.time : 0;
+}
+
+export function drawHeatmap(context, picture, frame, width, height, ratio) {
+  const box = plotBox(width, height);
+  const { x, y } = scales(frame, box);
+  drawHatching(context, box.x, box.y, box.width, box.height, frame.colours);
+  if (picture && picture.rows && picture.columns) {
+    context.drawImage(pixels(picture, frame, box, ratio), box.x, box.y, box.width, box.height);
+    drawStrip(context, picture, frame, box, y);
+  }
+  context.strokeStyle = frame.colours.line;
+  context.lineWidth = 1;
+  context.strokeRect(box.x - 0.5, box.y - 0.5, box.width + 1, box.height + 1);
+  const tickCount = Math.max(2, Math.floor(box.width / 70));
+  drawXAxis(context, x, timeTicks(frame.view, frame.maxTime, tickCount), box.y + box.height + 1, frame.colours,
+    { left: 0, right: box.x + box.width + 6 });
+}
+
+function pixels(picture, frame, box, ratio) {
+  const canvas = document.createElement('canvas');
+  canvas.width = Math.max(1, Math.round(box.width * ratio));
+  canvas.height = Math.max(1, Math.round(box.height * ratio));
+  const image = new ImageData(canvas.width, canvas.height);
+  const colours = codeColours(picture, frame.range, frame.view.diverging, frame.colours.dark);
+  const step = linear(frame.steps[0], frame.steps[1], canvas.height, 0);
+  const time = linear(0, frame.maxTime, 0, canvas.width);
+  const offset = columnOffset(picture, frame);
+  const { from, to } = picture.edges;
+  const rowsAt = (pixel) => {
+    const [low, high] = [step.invert(pixel + 1), step.invert(pixel)];
+    const first = lowerBound(to, low);
+    const last = lowerBound(from, high);
+    // Where a line is taller than a pixel its neighbour would shine through at the border: the centre decides.
+    if (last - first === 2 && to[first + 1] - from[first] > 2.5 * (high - low)) {
+      return (low + high) / 2 < to[first] ? [first, first + 1] : [first + 1, last];
+    }
+    return [first, last];
+  };
+  const columnsAt = (pixel) => {
+    const low = (time.invert(pixel) - offset) / picture.column_width;
+    const high = (time.invert(pixel + 1) - offset) / picture.column_width;
+    if (high - low < 1) {
+      const column = Math.floor((low + high) / 2);
+      return column >= 0 && column < picture.columns ? [column, column + 1] : [0, 0];
+    }
+    return [Math.max(0, Math.floor(low + 1e-9)), Math.min(picture.columns, Math.ceil(high - 1e-9))];
+  };
+  paint(picture, colours, image, rowsAt, columnsAt);
+  canvas.getContext('2d').putImageData(image, 0, 0);
+  return canvas;
+}
+
+/** Rows with NaN or Inf, beside the picture, at least two pixels tall: the first thing to look for. */
+function drawStrip(context, picture, frame, box, y) {
+  const left = box.x + box.width + 5;
+  context.fillStyle = frame.colours.grid;
+  context.fillRect(left, box.y, STRIP_WIDTH, box.height);
+  context.fillStyle = SPECIAL[frame.colours.dark ? 'dark' : 'light'].nan;
+  for (let row = 0; row < picture.rows; row++) {
+    if (!picture.nonfinite[row]) continue;
+    const top = y(picture.edges.to[row]);
+    const height = Math.max(2, y(picture.edges.from[row]) - top);
+    context.fillRect(left, Math.max(box.y, Math.min(top, box.y + box.height - height)), STRIP_WIDTH, height);
+  }
+}
+
+/** The first index whose entry is greater than `value`… in an increasing array. */
+function lowerBound(array, value) {
+  let [low, high] = [0, array.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (array[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}

@@ -1,0 +1,200 @@
+// The profile: values over t at the chosen training step, runs overlaid; the pinned step is dashed.
+
+import { drawVerticalTitle, drawXAxis, drawYAxis, FONT, linear } from './axes.js';
+import { SPECIAL } from './colours.js';
+import { el, prepareCanvas } from './dom.js';
+import { formatStep, formatValue } from './numbers.js';
+import { fetchRow, normalise, place } from './rows.js';
+import { rangeTicks, timeText, timeTicks, timeTitle, unitOf } from './units.js';
+
+const MARGIN = { top: 8, right: 14, bottom: 36, left: 62 };
+
+export class Profile {
+  constructor(tooltip, onColumn) {
+    this.tooltip = tooltip;
+    this.onColumn = onColumn;
+    this.curves = [];
+    this.canvas = el('canvas', { role: 'img' });
+    this.line = el('div', { class: 'cross cross-column', hidden: true });
+    this.message = el('div', { class: 'panel-message', hidden: true });
+    this.key = el('div', { class: 'chart-key' });
+    this.area = el('div', {
+      class: 'chart-area', onpointermove: (event) => this.hover(event),
+      onpointerleave: () => { this.tooltip.hide(); this.showColumn(null); this.onColumn(null); },
+    }, this.canvas, this.line);
+    this.node = el('div', { class: 'panel panel-column' }, this.key, this.area, this.message);
+  }
+
+  /** Fetches the rows of `context` ({view, layer, catalogue, chosen, pinned, runColour, maxTime}). */
+  async load(context) {
+    const { view, layer, catalogue, chosen, pinned } = context;
+    const wanted = view.runs.flatMap((run) => {
+      const found = catalogue.find(run, layer, view.quantity);
+      if (!found) return [];
+      const steps = pinned === null ? [chosen] : [chosen, pinned];
+      return steps.map((step, i) => ({ series: { ...found, run }, step, pinned: i === 1 }));
+    });
+    const curves = await Promise.all(wanted.map(async ({ series, step, pinned: isPinned }) => {
+      const row = await fetchRow(series, step);
+      const cells = view.mode === 'normalised' ? normalise(row.cells) : row.cells;
+      return { run: series.run, step: row.step, pinned: isPinned, cells: place(cells, view.align, context.maxTime), series };
+    }));
+    this.context = context;
+    this.curves = curves;
+  }
+
+  draw(colours) {
+    this.colours = colours;
+    if (!this.context) return;
+    this.key.replaceChildren(...this.curves.map((curve) => el('span', { data: { run: curve.run, step: curve.step } },
+      el('i', { class: curve.pinned ? 'stroke dashed' : 'stroke', style: { color: this.context.runColour(curve.run) } }),
+      `${curve.run}, step ${formatStep(curve.step)}`)));
+    const [width, height] = [this.area.clientWidth, this.area.clientHeight];
+    if (!width || !height) return;
+    this.message.hidden = this.curves.length > 0;
+    this.message.textContent = 'This quantity was not logged for this layer.';
+    drawProfile(prepareCanvas(this.canvas, width, height), this, width, height);
+    this.canvas.setAttribute('aria-label', this.describe());
+  }
+
+  describe() {
+    return this.curves.map((curve) => {
+      const numbers = curve.cells.filter(({ kind }) => kind === 'number').map(({ value }) => value);
+      const range = numbers.length ? `from ${formatValue(Math.min(...numbers))} to ${formatValue(Math.max(...numbers))}` : 'no numbers';
+      return `${curve.run} at step ${formatStep(curve.step)}: ${range}`;
+    }).join('; ');
+  }
+
+  hover(event) {
+    if (!this.context || !this.curves.length || !this.x) return;
+    const area = this.area.getBoundingClientRect();
+    const column = Math.floor(this.x.invert(event.clientX - area.left));
+    if (column < 0 || column >= this.context.maxTime) {
+      this.tooltip.hide();
+      return;
+    }
+    this.showColumn(column);
+    this.onColumn(column);
+    this.tooltip.show(this.explain(column), event.clientX, event.clientY);
+  }
+
+  explain(column) {
+    const { view, maxTime, runColour } = this.context;
+    const lines = this.curves.map((curve) => {
+      const cell = curve.cells[column];
+      const value = { number: formatValue(cell.value), zero: '0', nan: 'NaN', inf: 'Inf', padding: '–' }[cell.kind];
+      return { text: `${value}   ${curve.run}, step ${formatStep(curve.step)}`, colour: runColour(curve.run) };
+    });
+    return [timeText(column, view, maxTime, this.curves[0].series.time_shape), ...lines];
+  }
+
+  showColumn(column) {
+    this.line.hidden = column === null || !this.x;
+    if (this.line.hidden) return;
+    Object.assign(this.line.style, { left: `${this.x(column + 0.5)}px`, top: `${MARGIN.top}px`,
+      height: `${this.area.clientHeight - MARGIN.top - MARGIN.bottom}px` });
+  }
+
+  /** The curves as CSV: a line per time step, a column per run and step. */
+  csv() {
+    const { view, maxTime } = this.context;
+    const header = [view.align === 'end' ? 'steps_back' : 't', ...this.curves.map((curve) => `${curve.run} @ ${curve.step}`)];
+    const text = { number: ({ value }) => String(value), zero: () => '0', nan: () => 'nan', inf: ({ value }) => (value < 0 ? '-inf' : 'inf'), padding: () => '' };
+    const lines = Array.from({ length: maxTime }, (_, column) => [
+      view.align === 'end' ? maxTime - 1 - column : column,
+      ...this.curves.map((curve) => text[curve.cells[column].kind](curve.cells[column]))]);
+    return [header.map(quote), ...lines].map((fields) => fields.join(',')).join('\n') + '\n';
+  }
+}
+
+/** A field that a spreadsheet takes for text, whatever a run is called. */
+function quote(field) {
+  const text = /^[=+\-@\t\r]/.test(field) ? `'${field}` : String(field);
+  return `"${text.replaceAll('"', '""')}"`;
+}
+
+/** Draws on any context, for the screen and for the exported picture. Sets `profile.x` for the pointer. */
+export function drawProfile(context, profile, width, height) {
+  const { view, maxTime, runColour } = profile.context;
+  const { curves, colours } = profile;
+  const unit = unitOf({ ...view, mode: 'absolute' });
+  const numbers = curves.flatMap((curve) => curve.cells.filter(({ kind, value }) => kind === 'number' && (unit === 'share' || value > 0))
+    .map(({ value }) => (unit === 'share' ? value : Math.log10(value))));
+  let [low, high] = unit === 'share' ? [0, 1] : [Infinity, -Infinity];
+  for (const number of numbers) [low, high] = [Math.min(low, number), Math.max(high, number)];
+  if (!numbers.length) [low, high] = [-1, 0];
+  if (view.quantity === 'gain' || view.mode === 'normalised') [low, high] = [Math.min(low, 0), Math.max(high, 0)];
+  const pad = Math.max((high - low) * 0.06, 0.02);
+  const bottom = height - MARGIN.bottom;
+  const x = linear(0, maxTime, MARGIN.left, width - MARGIN.right);
+  const y = linear(low - pad, high + pad, bottom, MARGIN.top);
+  profile.x = x;
+  const yTicks = rangeTicks(y.domain, unit, Math.max(2, Math.floor((bottom - MARGIN.top) / 34)));
+  context.fillStyle = colours.grid;
+  for (const { at } of yTicks) context.fillRect(MARGIN.left, Math.round(y(at)) - 0.5, width - MARGIN.left - MARGIN.right, 1);
+  drawYAxis(context, y, yTicks, MARGIN.left, colours);
+  drawXAxis(context, x, timeTicks(view, maxTime, Math.max(2, Math.floor(width / 90))), bottom, colours, { right: width });
+  context.strokeStyle = colours.line;
+  context.strokeRect(MARGIN.left - 0.5, MARGIN.top - 0.5, width - MARGIN.left - MARGIN.right + 1, bottom - MARGIN.top + 1);
+  context.font = FONT;
+  context.fillStyle = colours.muted;
+  context.textAlign = 'center';
+  context.textBaseline = 'alphabetic';
+  context.fillText(timeTitle(view), (MARGIN.left + width - MARGIN.right) / 2, height - 5);
+  drawVerticalTitle(context, view.mode === 'normalised' ? 'relative to the last step' : view.about.label, 10, (MARGIN.top + bottom) / 2, colours);
+  if (view.quantity === 'gain' || view.mode === 'normalised') drawUnity(context, y(0), width, colours);
+  // Pinned curves lie below the chosen ones.
+  for (const curve of [...curves].sort((a, b) => b.pinned - a.pinned)) {
+    drawCurve(context, curve, x, y, unit, runColour(curve.run), colours, bottom);
+  }
+}
+
+function drawUnity(context, y, width, colours) {
+  context.save();
+  context.strokeStyle = colours.muted;
+  context.setLineDash([2, 3]);
+  context.beginPath();
+  context.moveTo(MARGIN.left, Math.round(y) - 0.5);
+  context.lineTo(width - MARGIN.right, Math.round(y) - 0.5);
+  context.stroke();
+  context.restore();
+}
+
+/** A line through the numbers; zeros sit at the bottom, NaN and Inf are flagged at the top. */
+function drawCurve(context, curve, x, y, unit, colour, colours, bottom) {
+  context.save();
+  context.strokeStyle = colour;
+  context.fillStyle = colour;
+  context.lineWidth = curve.pinned ? 1.3 : 1.8;
+  context.globalAlpha = curve.pinned ? 0.85 : 1;
+  context.lineJoin = 'round';
+  context.setLineDash(curve.pinned ? [5, 4] : []);
+  context.beginPath();
+  let drawing = false;
+  const special = SPECIAL[colours.dark ? 'dark' : 'light'];
+  curve.cells.forEach((cell, column) => {
+    const isNumber = cell.kind === 'number' && (unit === 'share' || cell.value > 0);
+    if (isNumber || (cell.kind === 'zero' && unit === 'share')) {
+      const at = y(unit === 'share' ? cell.value : Math.log10(cell.value));
+      if (drawing) context.lineTo(x(column + 0.5), at);
+      else {
+        context.moveTo(x(column + 0.5), at);
+        const next = curve.cells[column + 1]?.kind;
+        if (next !== 'number') context.arc(x(column + 0.5), at, 1.2, 0, 7);
+      }
+      drawing = true;
+      return;
+    }
+    drawing = false;
+    const [left, size] = [x(column), Math.max(1.5, x(column + 1) - x(column))];
+    if (cell.kind === 'nan' || cell.kind === 'inf') {
+      context.fillStyle = special[cell.kind];
+      context.fillRect(left, MARGIN.top, size, 5);
+    } else if (cell.kind === 'zero') {
+      context.fillStyle = colour;
+      context.fillRect(left, bottom - 3, size, 3);
+    }
+  });
+  context.stroke();
+  context.restore();
+}

@@ -1,0 +1,193 @@
+// One heat map on the page: its caption, its canvas, the lines over it, and what pointer and keys do to it.
+
+import { el, prepareCanvas } from './dom.js';
+import { columnOffset, drawHeatmap, plotBox, scales } from './heatmap.js';
+import { formatStep } from './numbers.js';
+import { honesty, readout, timeText, unitOf } from './units.js';
+
+/**
+ * `handlers`: hover(tile, {column, step} | null), choose(step), pin(step), csv(tile).
+ */
+export class Tile {
+  constructor(handlers) {
+    this.handlers = handlers;
+    this.picture = null;
+    this.request = null; // what was asked for last, so that a late answer to something else is dropped
+    this.canvas = el('canvas', { 'aria-hidden': 'true' });
+    this.lines = {
+      column: el('div', { class: 'cross cross-column' }),
+      step: el('div', { class: 'cross cross-step' }),
+      chosen: el('div', { class: 'mark mark-chosen' }),
+      pinned: el('div', { class: 'mark mark-pinned' }),
+    };
+    this.message = el('div', { class: 'tile-message', hidden: true });
+    this.plot = el('div', {
+      class: 'plot', tabindex: '0', role: 'application', 'aria-roledescription': 'heat map',
+      onpointermove: (event) => this.handlers.hover(this, this.locate(event)),
+      onpointerleave: () => this.handlers.hover(this, null),
+      onclick: (event) => this.click(event),
+      onkeydown: (event) => this.key(event),
+      onblur: () => this.handlers.hover(this, null),
+    }, this.canvas, ...Object.values(this.lines), this.message);
+    this.swatch = el('span', { class: 'swatch' });
+    this.name = el('span', { class: 'run-name' });
+    this.alarm = el('button', { type: 'button', class: 'alarm', hidden: true, onclick: () => this.showNonfinite() });
+    this.note = el('span', { class: 'note' });
+    this.download = el('button', { type: 'button', class: 'quiet', title: 'Download all kept rows of this heat map as CSV', 'aria-label': 'Download as CSV',
+      onclick: () => this.handlers.csv(this) }, '⤓');
+    this.node = el('figure', { class: 'tile' },
+      el('figcaption', {}, this.swatch, this.name, this.alarm, this.download), this.plot, this.note);
+  }
+
+  /** Names the tile. What it shows arrives later, by `show`. */
+  describe(spec, colour) {
+    this.spec = spec;
+    this.node.dataset.run = spec.run;
+    this.node.dataset.layer = spec.layer;
+    this.name.textContent = spec.run;
+    this.name.title = spec.run;
+    this.swatch.style.background = colour;
+    this.plot.setAttribute('aria-label', `${spec.layer}, run ${spec.run}. Arrow keys move, Enter chooses the training step, P pins it.`);
+    this.download.hidden = !spec.series;
+    if (!spec.series) this.showMessage('not logged in this run');
+  }
+
+  show(picture) {
+    this.picture = picture;
+    this.message.hidden = picture.rows > 0;
+    if (!picture.rows) this.message.textContent = picture.kept ? 'no training steps in common' : 'no rows yet';
+    const bad = picture.nonfiniteRows;
+    this.alarm.hidden = bad === 0;
+    this.alarm.textContent = `${formatStep(bad)} NaN/Inf`;
+    this.alarm.title = `${formatStep(bad)} kept rows hold a NaN or an Inf. Choose the first of them.`;
+    this.note.textContent = honesty(picture);
+    const perLine = picture.rows ? Math.ceil(picture.shown / picture.rows) : 1;
+    this.note.title = `Up to ${perLine} kept steps to a line, and as many lines to a pixel as it takes. Start TensorBoard with --samples_per_plugin gradient_flow=0 to keep every row.`;
+    this.node.dataset.loaded = 'true';
+  }
+
+  showMessage(text) {
+    this.picture = null;
+    this.message.textContent = text;
+    this.message.hidden = false;
+    this.alarm.hidden = true;
+    this.note.textContent = '';
+  }
+
+  draw(frame, height) {
+    this.frame = frame;
+    const width = this.plot.clientWidth;
+    if (!width) return;
+    [this.width, this.height] = [width, height];
+    this.box = plotBox(width, height);
+    this.scales = scales(frame, this.box);
+    this.plot.style.height = `${height}px`;
+    const ratio = window.devicePixelRatio || 1;
+    drawHeatmap(prepareCanvas(this.canvas, width, height, ratio), this.picture, frame, width, height, ratio);
+    this.mark('chosen', frame.view.step);
+    this.mark('pinned', frame.view.pinned);
+    this.cross(null);
+  }
+
+  mark(which, step) {
+    this.place(this.lines[which], step === null ? null : this.scales.y(step), 'y');
+  }
+
+  /** Shows the cross-hair of another tile's pointer here as well. */
+  cross(place) {
+    if (!this.scales) return;
+    this.place(this.lines.column, place ? this.scales.x(place.column + 0.5) : null, 'x');
+    this.place(this.lines.step, place ? this.scales.y(place.step) : null, 'y');
+  }
+
+  place(line, at, axis) {
+    const { x, y, width, height } = this.box;
+    const inside = at !== null && (axis === 'x' ? at >= x && at <= x + width : at >= y - 1 && at <= y + height + 1);
+    line.hidden = !inside;
+    if (!inside) return;
+    Object.assign(line.style, axis === 'x'
+      ? { left: `${at}px`, top: `${y}px`, height: `${height}px` }
+      : { top: `${at}px`, left: `${x}px`, width: `${width}px` });
+  }
+
+  locate(event) {
+    if (!this.scales) return null;
+    const area = this.plot.getBoundingClientRect();
+    const [x, y] = [event.clientX - area.left, event.clientY - area.top];
+    const { box } = this;
+    if (x < box.x || x >= box.x + box.width + 14 || y < box.y || y >= box.y + box.height) return null;
+    const column = Math.min(this.frame.maxTime - 1, Math.floor(this.scales.x.invert(x)));
+    return { column, step: this.scales.y.invert(y), x: event.clientX, y: event.clientY };
+  }
+
+  /** What is under a place: {lines of text} for the tooltip, or null. */
+  explain({ column, step }) {
+    const { picture, frame } = this;
+    if (!picture || !picture.rows) return null;
+    const row = picture.rowAt(step);
+    if (row < 0) return [`step ${formatStep(step)}`, 'nothing was logged here'];
+    const time = timeText(column, frame.view, frame.maxTime, this.spec.series.time_shape);
+    const { first, last, count } = picture.extent(row);
+    const steps = count === 1 ? `step ${formatStep(first)}` : `steps ${formatStep(first)} – ${formatStep(last)} (${count} rows)`;
+    const inPicture = Math.floor((column - columnOffset(picture, frame)) / picture.column_width);
+    const cell = inPicture >= 0 && inPicture < picture.columns ? picture.at(row, inPicture) : { kind: 'padding' };
+    const lines = [readout(cell, unitOf(frame.view)), `${time}, ${steps}`];
+    if (picture.nonfinite[row]) lines.push(`${picture.nonfinite[row]} of ${count} rows here with NaN/Inf`);
+    return Object.assign(lines, { cell });
+  }
+
+  /** The kept training step that a place stands for: of merged rows the one with the largest value. */
+  stepAt({ step }) {
+    const row = this.picture?.rows ? this.picture.rowAt(step) : -1;
+    return row < 0 ? null : this.picture.steps[this.picture.peaks[row]];
+  }
+
+  click(event) {
+    const place = this.locate(event);
+    const step = place && this.stepAt(place);
+    if (step === null || step === undefined) return;
+    if (event.shiftKey) this.handlers.pin(step);
+    else this.handlers.choose(step, this);
+  }
+
+  showNonfinite() {
+    const row = this.picture.nonfinite.findIndex((count) => count > 0);
+    this.handlers.choose(this.picture.steps[this.picture.peaks[row]], this);
+  }
+
+  /** Arrow keys move a cross-hair over the cells, so that everything a pointer can read a keyboard can, too. */
+  key(event) {
+    if (!this.picture?.rows) return;
+    const { picture, frame } = this;
+    const current = this.cursor ?? { column: frame.maxTime - 1, row: picture.rows - 1 };
+    let { column, row } = current;
+    const page = Math.max(1, Math.round(picture.rows / 10));
+    const moves = {
+      ArrowLeft: () => { column -= event.shiftKey ? 10 : 1; },
+      ArrowRight: () => { column += event.shiftKey ? 10 : 1; },
+      ArrowUp: () => { row += 1; },
+      ArrowDown: () => { row -= 1; },
+      PageUp: () => { row += page; },
+      PageDown: () => { row -= page; },
+      Home: () => { column = 0; },
+      End: () => { column = frame.maxTime - 1; },
+      Enter: () => this.handlers.choose(picture.steps[picture.peaks[row]], this),
+      p: () => this.handlers.pin(picture.steps[picture.peaks[row]]),
+      Escape: () => this.handlers.pin(null),
+    };
+    const move = moves[event.key];
+    if (!move || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    move();
+    column = Math.max(0, Math.min(frame.maxTime - 1, column));
+    row = Math.max(0, Math.min(picture.rows - 1, row));
+    this.cursor = { column, row };
+    if (event.key === 'Escape') {
+      this.handlers.hover(this, null);
+      return;
+    }
+    const area = this.plot.getBoundingClientRect();
+    const step = picture.steps[picture.peaks[row]];
+    this.handlers.hover(this, { column, step, spoken: true, x: area.left + this.scales.x(column + 0.5), y: area.top + this.scales.y(step) });
+  }
+}

@@ -1,0 +1,43 @@
+// The line at the top: what is shown, how, and what can be taken away.
+
+import { el, fillSelect, segmented } from './dom.js';
+import { isShare } from './catalogue.js';
+
+export class Toolbar {
+  /** `set(changes)`; `actions`: {link(button), png(), toggleSidebar()}. */
+  constructor(set, actions) {
+    this.quantity = el('select', { 'aria-label': 'Quantity', onchange: () => set({ quantity: this.quantity.value, range: null }) });
+    this.align = segmented('Time axis', [
+      { value: 'start', text: 't', title: 'Time steps from the beginning' },
+      { value: 'end', text: 'from end', title: 'Time steps back from the last valid one' },
+    ], (align) => set({ align }));
+    this.mode = segmented('Values', [
+      { value: 'absolute', text: 'Absolute', title: 'Values as logged' },
+      { value: 'normalised', text: 'Normalised', title: 'Each row divided by its value at the last time step' },
+      { value: 'difference', text: 'Difference', title: 'log₁₀ of a run minus log₁₀ of the baseline' },
+    ], (mode) => set({ mode, range: null }));
+    this.baseline = el('select', { 'aria-label': 'Baseline run', onchange: () => set({ baseline: this.baseline.value, range: null }) });
+    this.baselineLabel = el('label', { hidden: true }, el('span', { class: 'muted' }, 'minus'), this.baseline);
+    this.live = el('button', { type: 'button', class: 'live', title: 'Look for new data every few seconds', onclick: () => set({ live: this.live.getAttribute('aria-pressed') !== 'true' }) }, 'Live');
+    this.link = el('button', { type: 'button', class: 'quiet', title: 'Copy a link to this view', onclick: () => actions.link(this.link) }, 'Copy link');
+    this.png = el('button', { type: 'button', class: 'quiet', title: 'Download what is shown as a picture', onclick: actions.png }, 'PNG');
+    this.menu = el('button', { type: 'button', class: 'quiet menu', title: 'Show or hide runs and layers', 'aria-label': 'Runs and layers', onclick: actions.toggleSidebar }, '☰');
+    this.node = el('header', { class: 'toolbar' }, this.menu, this.quantity, this.mode.node, this.baselineLabel, this.align.node,
+      el('span', { class: 'spring' }), this.live, this.link, this.png);
+  }
+
+  update(view, quantities, state) {
+    fillSelect(this.quantity, quantities.map(({ value, label, group }) => ({ value, label, group })), view.quantity);
+    this.quantity.title = view.about.about;
+    this.align.show(view.align);
+    this.mode.show(view.mode);
+    for (const button of this.mode.node.children) {
+      const single = view.runs.length < 2 && button.dataset.value === 'difference';
+      button.disabled = button.dataset.value !== 'absolute' && (isShare(view.quantity) || single);
+    }
+    this.baselineLabel.hidden = view.mode !== 'difference';
+    fillSelect(this.baseline, view.runs.map((run) => ({ value: run, label: run })), view.baseline);
+    this.live.setAttribute('aria-pressed', String(state.get('live')));
+    this.menu.setAttribute('aria-pressed', String(state.get('sidebar')));
+  }
+}

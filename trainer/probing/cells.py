@@ -1,0 +1,117 @@
+"""A Keras cell as the step of a loop: every trainable variable is read through taps, and what the cell moves is carried.
+
+The cell is not edited. It runs in a `keras.StatelessScope`, which Keras asks for the value of each variable: there a
+read of a weight becomes a read through a tap. The scope looks everything else up in the scope around it (or in the
+variables), and hands what the cell assigned (the seed of its dropout) on to it after the loop.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from trainer.probing import active, internals, taps
+from trainer.probing.loop import index_of, run
+
+
+def run_cell(cell, inputs, states, mask, training, layout, record=None):
+    """Runs a Keras cell over time; returns `(last output, outputs, final states)` as `RNN.inner_loop` does."""
+    states = list(states) if keras.tree.is_nested(states) else [states]
+    last, outputs, states = run(CellStep(cell, training), inputs, tuple(states), mask, layout, record)
+    return last, outputs, states
+
+
+class StepScope(keras.StatelessScope):
+    """Where the cell finds its variables in one time step.
+
+    Args:
+        branches: {id(variable): branch for `taps.fork`}.
+        moving: [(variable, value)] that earlier time steps assigned.
+    """
+
+    def __init__(self, branches, moving):
+        self._outer = internals.outer_scope()
+        collects = self._outer is not None and self._outer.collect_losses
+        super().__init__(collect_losses=collects, initialize_variables=False)
+        self._branches = branches
+        self.moved = {id(variable): (variable, value) for variable, value in moving}
+
+    def get_current_value(self, variable):
+        if id(variable) in self.moved:
+            return self.moved[id(variable)][1]
+        branch = self._branches.get(id(variable))
+        if branch is not None:
+            return taps.fork(internals.read(variable, self._outer), branch)
+        return None if self._outer is None else self._outer.get_current_value(variable)
+
+    def add_update(self, update):
+        variable, value = update
+        self.moved[id(variable)] = (variable, value)
+
+    def add_loss(self, loss):
+        if self._outer is not None:
+            self._outer.add_loss(loss)
+
+
+class CellStep:
+    """Calls a cell as Keras's own loop does; see `trainer.probing.loop._FunctionStep` for the methods."""
+
+    def __init__(self, cell, training):
+        self._cell = cell
+        self._kwargs = {"training": training} if internals.takes_training(cell) else {}
+        self._moving = []
+
+    def first(self, inputs, states, record, discard=False):
+        t = tf.constant(0)
+        with active.discovering(record, t):
+            output, states, scope = self._call(t, inputs, states, None, (), record)
+        if discard:
+            return output, states, ()
+        self._moving = [variable for variable, _ in scope.moved.values()]
+        return output, states, [value for _, value in scope.moved.values()]
+
+    def __call__(self, t, inputs, states, ports, moving, record):
+        known = [] if moving is None else self._moving
+        with active.time_step(record, t, ports):
+            pairs = zip(known, moving or (), strict=True)
+            output, states, scope = self._call(t, inputs, states, ports, pairs, record)
+        values = [scope.moved.pop(id(variable))[1] for variable in known]
+        for variable, value in scope.moved.values():
+            variable.assign(value)
+        return output, states, values
+
+    def finish(self, moving):
+        for variable, value in zip(self._moving, moving, strict=True):
+            variable.assign(value)
+
+    def _call(self, t, inputs, states, ports, moving, record):
+        branches = record.branches(ports) if record is not None and ports else {}
+        inner = inner_cells(self._cell) if record is not None else ()
+        with contextlib.ExitStack() as stack:
+            for index, cell in enumerate(inner):
+                stack.enter_context(internals.intercepted_call(cell, _inner_tap(index, ports, record)))
+            scope = stack.enter_context(StepScope(branches, moving))
+            output, new_states = self._cell(inputs, states, **self._kwargs)
+        return output, new_states if keras.tree.is_nested(new_states) else [new_states], scope
+
+
+def inner_cells(cell):
+    """The cells of a `StackedRNNCells`, else nothing."""
+    return tuple(cell.cells) if isinstance(cell, keras.layers.StackedRNNCells) else ()
+
+
+def _inner_tap(index, ports, record):
+    """Taps what an inner cell hands to the one above, which no loop variable shows."""
+
+    def wrapper(call):
+        def tapped(inputs, states, *args, **kwargs):
+            output, new_states = call(inputs, states, *args, **kwargs)
+            if ports is None:
+                record.discover_inner(index, output, index_of(output, keras.tree.flatten(new_states)))
+            else:
+                output = record.tap_inner(index, output, ports)
+            return output, new_states
+
+        return tapped
+
+    return wrapper

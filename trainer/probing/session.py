@@ -1,0 +1,263 @@
+"""`ProbeSession`: while it is active, loops report the gradient of every time step.
+
+    session = ProbeSession(model)
+    with tf.GradientTape() as tape:
+        with session:
+            outputs = model(x, training=True)
+        loss = ...
+    gradients = tape.gradient(loss, variables + session.sources)
+    report = session.report(gradients[len(variables):], examples)
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from trainer.probing import active, errors, internals, probes, reading, report
+from trainer.probing.cells import inner_cells, run_cell
+from trainer.probing.layers import find_layers
+from trainer.probing.loop import Layout
+from trainer.probing.records import LoopRecord
+
+
+class ProbeSession:
+    """Probes every recurrent Keras layer found in `layers`, and every `probe` call, from entering to leaving it.
+
+    The forward values, the training gradients and all that the layers move are the same bits as without it (1e-6 with
+    XLA). One session for each trace; entered once.
+
+    Args:
+        layers: a model, a layer or a list of them. Every `keras.layers.RNN` inside is probed.
+        weights: True for the norms of the weights' gradients, "full" to keep the gradients themselves (time × the
+            size of the weights), False for none.
+        full: keep λ_t itself, as `state_gradient/<state>`.
+        per_example: norms per example also for `probe` in graph loops, where they cost. Keras layers always have them.
+        capacity: {name: number of time steps, or a tuple in nested loops} for `probe` in graph loops.
+        batch: number of examples of this batch, a scalar tensor; only needed for `per_example` or `full` in graph loops
+            over tensors whose batch size is unknown.
+        tape: the tape to use, if it watches nothing by itself (`watch_accessed_variables=False`).
+    """
+
+    def __init__(
+        self, layers=(), *, weights=True, full=False, per_example=False, capacity=None, batch=None, tape=None
+    ):
+        if weights not in (True, False, "full"):
+            raise ValueError(f"`weights` is {weights!r}; it must be True, False or 'full'.")
+        self._weights = {True: "norms", False: None, "full": "full"}[weights]
+        self._full, self._per_example, self._batch = full, per_example, batch
+        self._capacity = dict(capacity or {})
+        self._tape = tape
+        self._layers = find_layers(layers)
+        for name, layer in self._layers.items():
+            errors.check_layer(layer, name)
+        self._names = {id(layer): name for name, layer in self._layers.items()}
+        self._reached = {}  # id(layer) -> number of calls
+        self._loops, self._probes = {}, {}
+        self._stack = self._watcher = self._graph = self._root = None
+
+    def __enter__(self):
+        if self._root is not None:
+            raise RuntimeError("A `ProbeSession` can be entered once. Make a new one for each trace.")
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._root = self._make_root()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(active.activated(self))
+            stack.enter_context(internals.replaced_loops(self._layers.values(), _make_loop))
+            self._watcher = stack.enter_context(internals.watch_variables())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception):
+        self._stack.__exit__(*exception)
+        if exception[0] is None:
+            read = {id(variable) for variable in self._watcher.watched_variables()}
+            errors.check_reached(self._layers, self._reached, read)
+            errors.check_differentiable(self._graph, self._probes.values())
+
+    def _make_root(self):
+        if self._tape is None:
+            return tf.identity(_watched_zero())
+        root = tf.zeros([])
+        self._tape.watch(root)
+        return root
+
+    # Called from inside the forward pass.
+
+    def wants(self, layer):
+        """Whether a call of this layer here and now is to be probed."""
+        return id(layer) in self._names and not internals.is_symbolic() and not active.is_discovering()
+
+    def open_layer(self, layer):
+        """A `LoopRecord` for one call of a Keras layer."""
+        self._reached[id(layer)] = count = self._reached.get(id(layer), 0) + 1
+        name = self._names[id(layer)]
+        errors.refuse_loop(f"The layer {name!r}", errors.check_place(f"The layer {name!r}", self._graph))
+        cells = {cell.name: (len(_flat_size(cell)), cell.trainable_variables) for cell in inner_cells(layer.cell)}
+        return self._add_loop(
+            name if count == 1 else f"{name}_call_{count}",
+            layout_of(layer),
+            variables=getattr(layer.cell, "trainable_variables", ()),
+            cells=cells,
+            stateful=layer.stateful,
+        )
+
+    def open_loop(self, name, layout):
+        """A `LoopRecord` for one run of a `recurrent_loop`."""
+        errors.refuse_loop(f"The loop {name!r}", errors.check_place(f"The loop {name!r}", self._graph))
+        taken, count, candidate = {*self._loops, *self._probes}, 1, name
+        while candidate in taken:
+            count += 1
+            candidate = f"{name}_call_{count}"
+        return self._add_loop(candidate, layout)
+
+    def _add_loop(self, name, layout, **options):
+        record = LoopRecord(self._root, name, layout, weights=self._weights, **options)
+        self._loops[name] = record
+        return record
+
+    def probe(self, name, tensor, t, batched):
+        """What `probe` does while this session is active. `t` is a tuple."""
+        kinds = errors.check_place(f"`probe({name!r}, ...)`", self._graph)
+        if name not in self._probes:
+            if name in self._loops:
+                raise ValueError(f"`probe({name!r}, ...)` has the name of a probed layer. Give it another name.")
+            self._probes[name] = probes.ProbeRecord(name, batched, len(t), self._capacity_of(name, len(t)))
+        record = self._probes[name]
+        record.check(batched, len(t))
+        known = tuple(_known(index) for index in t)
+        if not kinds and None not in known:
+            return record.tap_once(tensor, known, self._root)
+        with self._graph.as_default():
+            self._make_tables(record, tensor)
+        return record.tap_row(tensor, t)
+
+    def _make_tables(self, record, tensor):
+        shapes = {"table": [record.rows, len(probes.COLUMNS)]}
+        if record.batched and self._per_example:
+            shapes["examples"] = [record.rows, self._batch_size(record.name, tensor)]
+        if self._full:
+            inner = tensor.shape[1:] if record.batched else tensor.shape
+            errors.check_static(record.name, inner)
+            batch = [self._batch_size(record.name, tensor)] if record.batched else []
+            shapes["full"] = [record.rows, *batch, *inner]
+        for key, shape in shapes.items():
+            if key not in record.sources:
+                dtype = tensor.dtype if key == "full" else tf.float32
+                record.sources[key] = tf.fill(shape, tf.cast(self._root, dtype))
+
+    def _batch_size(self, name, tensor):
+        if tensor.shape[0] is not None:
+            return tensor.shape[0]
+        if self._batch is None:
+            errors.raise_unknown_batch(name)
+        return self._batch
+
+    def _capacity_of(self, name, depth):
+        capacity = self._capacity.get(name, probes.DEFAULT_CAPACITY.get(depth, 8))
+        return tuple(capacity) if isinstance(capacity, (tuple, list)) else (capacity,) * depth
+
+    # After the forward pass.
+
+    @property
+    def sources(self):
+        """Tensors to differentiate with respect to, beside the variables. Their gradients go to the methods below."""
+        return [source for record in self._records() for source in _sources_of(record).values()]
+
+    @property
+    def layers(self):
+        """Names of what will be reported, known after the forward pass."""
+        names = []
+        for record in self._loops.values():
+            inner = [group.name for group in record.groups]
+            names += [record.name, *(inner if len(inner) > 1 else ()), *record.probes]
+        return names + list(self._probes)
+
+    @property
+    def shapes(self):
+        """{name: shape} that the vectors of `probe` calls are flattened from; it may exceed what was visited."""
+        return {name: record.shape for name, record in self._probes.items()}
+
+    def report(self, gradients, examples=1.0, scale=1.0):
+        """Per-example values, `{layer: {quantity: tensor}}`; see `trainer.probing.report`. Eager or traced.
+
+        Args:
+            gradients: of `sources`, in that order. From a persistent tape it can be those of each loss in turn.
+            examples: number of examples in the whole update; norms per example are multiplied by it.
+            scale: what the gradients are too large by, such as a loss scale.
+        """
+        factor = tf.cast(examples, tf.float32) / scale
+        found = {}
+        for record, own in self._split(gradients):
+            if isinstance(record, LoopRecord):
+                found |= reading.read_loop(record, own, factor, scale, self._full)
+            else:
+                found[record.name] = reading.read_probe(record, own, factor, scale, self._full)
+        return found
+
+    def totals(self, gradients, examples=1.0, scale=1.0):
+        """Sums over the examples, to be added over micro-batches and replicas; see `trainer.probing.report`."""
+        factor = tf.cast(examples, tf.float32) / scale
+        found = {}
+        for record, own in self._split(gradients):
+            if isinstance(record, LoopRecord):
+                found |= report.totals(reading.read_loop(record, own, factor, scale, False))
+            else:
+                found[record.name] = reading.read_table(record, own, factor, scale)
+        return found
+
+    def _records(self):
+        return [*self._loops.values(), *self._probes.values()]
+
+    def _split(self, gradients):
+        gradients = list(gradients)
+        if len(gradients) != len(self.sources):
+            raise ValueError(f"`gradients` has {len(gradients)} entries; `sources` has {len(self.sources)}.")
+        for record in self._records():
+            keys = list(_sources_of(record))
+            own, gradients = gradients[: len(keys)], gradients[len(keys) :]
+            yield record, dict(zip(keys, own, strict=True))
+
+
+def layout_of(layer):
+    """The `Layout` of a Keras recurrent layer."""
+    return Layout(layer.go_backwards, layer.unroll, layer.return_sequences, layer.zero_output_for_mask)
+
+
+def _make_loop(layer, original):
+    """What stands in for `layer.inner_loop`: the same on our own loop, for the threads whose session wants it."""
+
+    def inner_loop(sequences, initial_state, mask, training=False):
+        session = active.session()
+        if session is None or not session.wants(layer):
+            return original(sequences, initial_state, mask, training=training)
+        record = session.open_layer(layer)
+        mask = keras.tree.flatten(mask)[0] if keras.tree.is_nested(mask) else mask
+        return run_cell(layer.cell, sequences, initial_state, mask, training, record.layout, record)
+
+    return inner_loop
+
+
+def _sources_of(record):
+    return record.sources if isinstance(record, LoopRecord) else {**record.visits, **record.sources}
+
+
+def _flat_size(cell):
+    return keras.tree.flatten(cell.state_size)
+
+
+def _known(index):
+    """A time index as a Python integer, or None if only the graph knows it."""
+    value = tf.get_static_value(index) if tf.is_tensor(index) else index
+    return None if value is None else int(value)
+
+
+_ZERO = []
+
+
+def _watched_zero():
+    """A variable, because tapes watch variables by themselves. It is never assigned."""
+    if not _ZERO:
+        with tf.init_scope():
+            _ZERO.append(tf.Variable(0.0, trainable=True, name="probe_root"))
+    return _ZERO[0]

@@ -1,0 +1,101 @@
+"""Identities whose gradient function tells what passes through: the values and training gradients are untouched.
+
+A tap takes a zero `port` beside its tensor. What it has to tell leaves the backward pass as the "gradient" of the port.
+"""
+
+import tensorflow as tf
+
+# Up to this many elements the norm of a weight's gradient is taken in float64 at once; a cast of a larger one costs.
+_SMALL = 16_384
+# Squares below this are not trusted in float32: the smallest normal number is 1.2e-38.
+_TINY = 1e-30
+
+
+@tf.custom_gradient
+def tap(tensor, port):
+    """`tensor`; its gradient goes on, and to `port`, which has the same shape."""
+
+    def gradient(upstream):
+        return upstream, upstream
+
+    return tf.identity(tensor), gradient
+
+
+@tf.custom_gradient
+def fork(value, branch):
+    """`value`; its gradient goes on unchanged, and a copy of it to `branch`.
+
+    Each use of a weight in a time step gets a fork of its own and all share one branch: what arrives there is the sum
+    over the uses, while the training gradient is still summed in the order in which it is without probes.
+    """
+
+    def gradient(upstream):
+        return upstream, upstream
+
+    return tf.identity(value), gradient
+
+
+def norms_at(port, tensors):
+    """One branch for each tensor, to be given to `fork`; the port of shape [len(tensors)] gets the norms of what arrives.
+
+    Nothing is sent on to `tensors`.
+    """
+
+    @tf.custom_gradient
+    def branches(port, *tensors):
+        def gradient(*upstream):
+            return (stack_norms(upstream, port.dtype), *[None] * len(upstream))
+
+        return [tf.identity(tensor) for tensor in tensors], gradient
+
+    return branches(port, *[tf.stop_gradient(tensor) for tensor in tensors])
+
+
+def sums_at(port, tensor):
+    """A branch to be given to `fork`; the port, shaped like `tensor`, gets the sum of what arrives there in a time step."""
+
+    @tf.custom_gradient
+    def branch(port, tensor):
+        def gradient(upstream):
+            return tf.cast(tf.convert_to_tensor(upstream), port.dtype), None
+
+        return tf.identity(tensor), gradient
+
+    return branch(port, tf.stop_gradient(tensor))
+
+
+def stack_norms(tensors, dtype=tf.float32):
+    """[len(tensors)]: the norm of each tensor. Squares of tiny and of huge numbers do not leave the range of float32."""
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    is_large = [(tensor.shape.num_elements() or 0) > _SMALL for tensor in tensors]
+    large = iter(_large_energies([tensor for tensor, big in zip(tensors, is_large, strict=True) if big]))
+    energies = [next(large) if big else _energy(tensor) for tensor, big in zip(tensors, is_large, strict=True)]
+    return tf.cast(tf.sqrt(2.0 * tf.stack(energies)), dtype)
+
+
+def _energy(tensor):
+    return tf.nn.l2_loss(tf.cast(tensor, tf.float64))
+
+
+def _large_energies(tensors):
+    if not tensors:
+        return []
+    quick = tf.stack([tf.nn.l2_loss(tf.cast(tensor, tf.float32)) for tensor in tensors])
+    trusted = tf.reduce_all((quick > _TINY) & tf.math.is_finite(quick))
+    energies = tf.cond(
+        trusted,
+        lambda: tf.cast(quick, tf.float64),
+        lambda: tf.stack([_energy(tensor) for tensor in tensors]),
+    )
+    return tf.unstack(energies, num=len(tensors))
+
+
+def row_norms(tensor, axis):
+    """The norm over all axes from `axis` on, in float32, of squares taken in float64."""
+    return tf.cast(tf.sqrt(row_squares(tensor, axis)), tf.float32)
+
+
+def row_squares(tensor, axis):
+    axes = list(range(axis, tensor.shape.rank))
+    squares = tf.square(tf.cast(tensor, tf.float64))
+    return tf.reduce_sum(squares, axis=axes) if axes else squares
