@@ -16,6 +16,7 @@ from dashboard import metadata
 
 PADDING, ZERO, FIRST, LAST, INF, NAN = 0, 1, 2, 65533, 65534, 65535
 MAX_ROWS, MAX_COLUMNS, MAX_CELLS = 400, 1000, 200_000
+BLOCK_CELLS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,24 +95,39 @@ def difference(rows, baseline, *, end=False):
 
 
 def encode(values, logarithmic):
-    """Returns (codes, low, high) of float values of any shape. A negative norm is no norm: NaN."""
-    finite = np.isfinite(values)
-    codes = np.full(values.shape, NAN, dtype=np.uint16)
+    """Returns (codes, low, high) of an array [rows, …]. A negative norm is no norm: NaN."""
+    low, high = np.inf, -np.inf
+    for block in _blocks(values):
+        numbers = values[block]
+        usable = np.isfinite(numbers) & (numbers > 0) if logarithmic else np.isfinite(numbers)
+        low = min(low, float(numbers.min(where=usable, initial=np.inf)))
+        high = max(high, float(numbers.max(where=usable, initial=-np.inf)))
+    if logarithmic and low <= high:
+        low, high = float(np.log10(low)), float(np.log10(high))
+    codes = np.empty(values.shape, dtype=np.uint16)
+    for block in _blocks(values):
+        _encode_block(values[block], logarithmic, low, high, codes[block])
+    return (codes, low, high) if low <= high else (codes, None, None)
+
+
+def _encode_block(values, logarithmic, low, high, codes):
+    codes[...] = NAN
     codes[~valid(values)] = PADDING
     codes[np.isinf(values)] = INF
-    numbers = values
+    usable, numbers = np.isfinite(values), values
     if logarithmic:
-        codes[finite & (values == 0)] = ZERO
-        finite &= values > 0
-        numbers = np.log10(values, where=finite, out=np.zeros_like(values))
-    if not finite.any():
-        return codes, None, None
-    low = float(numbers.min(where=finite, initial=np.inf))
-    high = float(numbers.max(where=finite, initial=-np.inf))
+        codes[values == 0] = ZERO
+        usable &= values > 0
+        numbers = np.log10(values, where=usable, out=np.zeros_like(values))
     scale = (LAST - FIRST) / (high - low) if high > low else 0.0
-    coded = np.rint((numbers - low) * scale).clip(0, LAST - FIRST) + FIRST
-    np.copyto(codes, coded.astype(np.uint16), where=finite)
-    return codes, low, high
+    shares = np.where(usable, numbers - low, 0) * scale
+    np.copyto(codes, (shares.clip(0, LAST - FIRST) + (FIRST + 0.5)).astype(np.uint16), where=usable)
+
+
+def _blocks(values):
+    """Slices of rows, so that what is computed on the way stays small beside what is kept."""
+    size = max(BLOCK_CELLS // max(int(np.prod(values.shape[1:])), 1), 1)
+    return [slice(start, start + size) for start in range(0, len(values), size)]
 
 
 def picture(values, *, logarithmic=True, by_magnitude=False, max_rows=MAX_ROWS):

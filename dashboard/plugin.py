@@ -5,6 +5,7 @@ server is multi-threaded: nothing about a request is kept on `self`.
 """
 
 import functools
+import gzip
 import pathlib
 
 import numpy as np
@@ -61,10 +62,11 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
             "/matrix": self._serve_matrix,
             "/csv": self._serve_csv,
         }
-        # One exact route per file that ships with the package: no path from a request ever reaches the disk.
+        # One exact route per file that ships with the package: no path of a request reaches the disk.
         for path in sorted(STATIC_DIRECTORY.glob("*")):
             if path.suffix in MIME_TYPES:
-                routes[f"/static/{path.name}"] = functools.partial(_serve_static, path)
+                body, mime_type = gzip.compress(path.read_bytes(), mtime=0), MIME_TYPES[path.suffix]
+                routes[f"/static/{path.name}"] = functools.partial(_serve_static, mime_type, body)
         return routes
 
     def is_active(self):
@@ -203,8 +205,8 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
 
 
 @wrappers.Request.application
-def _serve_static(path, request):
-    return http_util.Respond(request, path.read_bytes(), MIME_TYPES[path.suffix])
+def _serve_static(mime_type, body, request):
+    return http_util.Respond(request, body, mime_type, content_encoding="gzip")
 
 
 def _respond_binary(request, body):

@@ -4,9 +4,12 @@ import math
 
 import tensorflow as tf
 
-from trainer import batches
 from trainer.state import SeveralGroups, StateDiscovered
 from trainer.update import END_OF_DATA, NONFINITE
+
+
+# How a call ended.
+_DONE, _ENDED, _NONFINITE = 0, 1, 2
 
 
 class TrainCalls:
@@ -49,73 +52,88 @@ class TrainCalls:
         owner = self._owner
         target = owner.host_step + count
         while owner.host_step < target:
-            try:
-                remaining = target - owner.host_step
-                if owner.run_eagerly:
-                    for _ in range(remaining):
-                        self._update(iterator)
-                    owner.ledger.receive(owner.ledger.drain())
-                else:
-                    owner.ledger.receive(self._function(iterator, tf.constant(remaining, tf.int64)))
+            status = self._call(iterator, target - owner.host_step)
+            if status == _DONE:
                 owner.host_step = target
-            except (tf.errors.OutOfRangeError, StopIteration) as error:
-                if isinstance(error, tf.errors.OutOfRangeError) and "End of sequence" not in error.message:
-                    raise
-                self._catch_up()
+                continue
+            owner.host_step = int(owner.step.numpy())
+            if status == _ENDED:
                 return True
-            except tf.errors.InvalidArgumentError as error:
-                self._catch_up()
-                if END_OF_DATA in error.message:
-                    return True
-                if NONFINITE not in error.message:
-                    raise
-                self._skip()
+            self._skip()
         return False
 
-    def _updates(self, iterator, count):
-        self.traces += 1
+    def _call(self, iterator, count):
+        """One call of the traced function. Returns how it ended."""
+        owner = self._owner
+        try:
+            if owner.run_eagerly:
+                sums, status = self._eager_updates(iterator, count)
+            else:
+                sums, status = self._function(iterator, tf.constant(count, tf.int64))
+            owner.ledger.receive(sums)
+            return int(status)
+        except tf.errors.OutOfRangeError as error:
+            if "End of sequence" not in error.message:
+                raise
+            status = _ENDED
+        except tf.errors.InvalidArgumentError as error:
+            if END_OF_DATA not in error.message and NONFINITE not in error.message:
+                raise
+            status = _ENDED if END_OF_DATA in error.message else _NONFINITE
+        owner.ledger.receive(owner.ledger.drain())
+        return status
 
-        def body(index):
-            self._update(iterator)
-            return (index + 1,)
+    def _eager_updates(self, iterator, count):
+        status = _DONE
+        for _ in range(count):
+            batch = next(iterator, None)
+            status = _ENDED if batch is None else int(self._update(iterator, batch))
+            if status != _DONE:
+                break
+        return self._owner.ledger.drain(), status
+
+    def _updates(self, iterator, count):
+        """`count` updates in a graph loop. Returns the ledger's sums and how it ended."""
+        self.traces += 1
+        # An aborted call leaves the collective operations of several replicas out of step: there, nothing aborts.
+        update = self._update if self._owner.replicas == 1 else self._guarded_update
+
+        def body(index, _):
+            status = update(iterator)
+            return index + 1, status
 
         # One iteration at a time: the next one starts when everything the last one wrote is written.
-        done = tf.while_loop(lambda index: index < count, body, (tf.constant(0, tf.int64),), parallel_iterations=1)
+        done = tf.while_loop(
+            lambda index, status: (index < count) & (status == _DONE),
+            body,
+            (tf.constant(0, tf.int64), tf.constant(_DONE)),
+            parallel_iterations=1,
+        )
         with tf.control_dependencies(done):
-            return self._owner.ledger.drain()
+            return self._owner.ledger.drain(), done[1]
 
-    def _catch_up(self):
-        """Reads how far a call got that ended early."""
-        self._owner.host_step = int(self._owner.step)
-        self._owner.ledger.receive(self._owner.ledger.drain())
+    def _guarded_update(self, iterator):
+        optional = iterator.get_next_as_optional()
+        run = lambda: self._update(iterator, optional.get_value())  # noqa: E731
+        return tf.cond(optional.has_value(), run, lambda: tf.constant(_ENDED))
 
-    def _update(self, iterator):
+    def _update(self, iterator, batch=None):
+        """One update on the next batches (`batch` is the first, if it is taken already). Returns how it ended."""
         owner = self._owner
-        if owner.strategy.num_replicas_in_sync > 1:
-            parts = fetch(iterator, owner.accumulation_steps)
-            owner.strategy.run(self._replica_update, args=(parts,))
-            return
-        owner.begin_update()
-        if owner.accumulation_steps > 1 and not owner.overrides("train_step") and not tf.executing_eagerly():
+        streaming = owner.replicas == 1 and not owner.overrides("train_step") and not tf.executing_eagerly()
+        owner.tracing.begin()
+        if streaming and owner.accumulation_steps > 1:
             owner.main.from_iterator(iterator)
-            owner.end_update({}, None)
+            passed = owner.end_update({}, None)
         else:
-            batch = next(iterator)
-            if owner.accumulation_steps > 1:
-                batch = concatenate(fetch(iterator, owner.accumulation_steps - 1, batch))
-            owner.end_update(owner.train_step(batch), batch)
-
-    def _replica_update(self, parts):
-        owner = self._owner
-        owner.begin_update()
-        replicas, replica = owner.strategy.num_replicas_in_sync, owner.replica_id()
-        parts = [batches.slice_for_replica(part, replica, replicas) for part in parts]
-        if owner.overrides("train_step"):
-            batch = concatenate(parts)
-            owner.end_update(owner.train_step(batch), batch)
-        else:
-            owner.main.from_parts(parts)
-            owner.end_update({}, None)
+            parts = fetch(iterator, owner.accumulation_steps, batch)
+            if owner.overrides("train_step") or len(parts) == 1:
+                batch = concatenate(parts)
+                passed = owner.end_update(owner.hook("train_step")(batch), batch)
+            else:
+                owner.main.from_parts(parts)
+                passed = owner.end_update({}, None)
+        return tf.where(passed, _DONE, _NONFINITE)
 
     def _skip(self):
         """Counts the update whose assertion ended the call: its data are gone, nothing was written."""
@@ -154,13 +172,12 @@ def _broken(owner):
 
 
 def fetch(iterator, count, first=None):
-    """The next `count` batches as a list; those past the end of the data have no rows. `first` is put before them.
+    """The next `count` batches as a list; those past the end of the data have no rows, or are left out if eager.
 
-    Without `first`, the end of the data at the first batch is the iterator's own error.
+    `first` is the first of them, if it is taken already; otherwise the iterator raises its own error at the end.
     """
-    parts = [next(iterator)] if first is None else [first]
-    total = count if first is None else count + 1
-    while len(parts) < total:
+    parts = [next(iterator) if first is None else first]
+    while len(parts) < count:
         if tf.executing_eagerly():
             batch = next(iterator, None)
             if batch is None:

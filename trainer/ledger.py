@@ -81,28 +81,25 @@ class Window:
 class Ledger:
     """Collects the rows of one update while it is traced, adds them up on the device, hands them to the host."""
 
-    def __init__(self, make_variable):
+    def __init__(self, make_variable, tracing):
         self._make_variable = make_variable
-        self._pending = []
+        self._tracing = tracing
         self.entries = None
         self.sums = None
         self._received = None
 
-    def begin(self):
-        self._pending = []
-
     def record(self, minimizer, row, logged, adaptive):
         """Notes one minimizer's part of the present update: a vector as `Entry` describes it."""
-        self._pending.append((Entry(minimizer, minimizer.names, logged, adaptive), row))
+        self._tracing.rows.append((Entry(minimizer, minimizer.names, logged, adaptive), row))
 
     def commit(self, extra=None, examples=None):
         """Adds the update's row to the sums. `extra`: further {name: tensor} that `train_step` returned or logged."""
         if extra:
             values = [tf.cast(tf.reduce_mean(value), tf.float32) * examples for value in extra.values()]
             row = tf.stack([*values, examples, tf.zeros([]), tf.zeros([])])
-            self._pending.append((Entry(None, [], extra), row))
-        row = tf.concat([tf.ones([1])] + [row for _, row in self._pending], axis=0)
-        entries = [entry for entry, _ in self._pending]
+            self._tracing.rows.append((Entry(None, [], extra), row))
+        row = tf.concat([tf.ones([1])] + [row for _, row in self._tracing.rows], axis=0)
+        entries = [entry for entry, _ in self._tracing.rows]
         if self.sums is None:
             self.entries = entries
             self.sums = self._make_variable(np.zeros(row.shape, np.float32), "sums")

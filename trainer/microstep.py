@@ -54,24 +54,10 @@ class MicroStep:
 
     def __call__(self, batch, state_values, step, loss_scale, replica=None):
         """Traced or eager, in a replica context. `state_values` belong to `owner.forward_state.variables()`."""
-        state_variables = self._owner.forward_state.variables()
-        examples = batches.count_examples(batch)
         variables = self._variables()
-        scope_values = _fold_replica(state_variables, state_values, replica)
         with tf.GradientTape(persistent=self.persistent, watch_accessed_variables=False) as tape:
             tape.watch([raw(variable) for variable in variables])
-            regularized = [v for v in variables if getattr(v, "regularizer", None) is not None]
-            # Keras looks regularized variables up in the scope and finds nothing there unless they are mapped.
-            scope = ForwardScope(
-                [*regularized, *state_variables],
-                [tf.convert_to_tensor(raw(variable)) for variable in regularized] + scope_values,
-            )
-            with scope, self._owner.collecting_logs() as logged:
-                losses = dict(self._compute_losses(batch, True))
-                model_losses = list(getattr(self._owner.model, "losses", ()))
-            losses = _with_regularization(losses, model_losses)
-            terms = objective.make_terms(losses, examples)
-            self._describe(terms, logged, scope, state_variables)
+            terms, logged, examples, scope = self._forward(batch, state_values, replica)
             coefficients, targets = self._objectives(list(terms.values()), self._weights.at(step))
             total = targets[0] if self.fold else ()
             if loss_scale is not None:
@@ -89,6 +75,27 @@ class MicroStep:
             {},
         )
 
+    def plan(self, batch):
+        """Learns the names of the losses and makes the variables that go with them. Traced, outside replicas."""
+        self._forward(batch, self._owner.read_state(), None)
+
+    def _forward(self, batch, state_values, replica):
+        state_variables = self._owner.forward_state.variables()
+        regularized = [v for v in self._variables() if getattr(v, "regularizer", None) is not None]
+        # Keras looks regularized variables up in the scope and finds nothing there unless they are mapped.
+        scope = ForwardScope(
+            [*regularized, *state_variables],
+            [tf.convert_to_tensor(raw(variable)) for variable in regularized]
+            + _fold_replica(state_variables, state_values, replica),
+        )
+        with scope, self._owner.collecting_logs() as logged:
+            losses = dict(self._compute_losses(batch, True))
+            model_losses = list(getattr(self._owner.model, "losses", ()))
+        examples = batches.count_examples(batch)
+        terms = objective.make_terms(_with_regularization(losses, model_losses), examples)
+        self._describe(terms, logged, scope, state_variables)
+        return terms, logged, examples, scope
+
     def _describe(self, terms, logged, scope, state_variables):
         known = {id(variable) for variable in state_variables}
         discovered = [variable for key, variable in scope.assigned.items() if key not in known]
@@ -105,8 +112,10 @@ class MicroStep:
             self.persistent = True
             raise SeveralGroups
         self._weights.build(self.names)
-        with creating_variables(self._owner.strategy):
-            self._combiner.build(self.names)
+        if self._combiner.names is None:
+            with creating_variables(self._owner.strategy):
+                self._combiner.build(self.names)
+        self._combiner.build(self.names)  # complains if the names have changed
 
     def _objectives(self, terms, weights):
         """The scalars to differentiate, one per group, and the combiner's coefficients if they are known here."""

@@ -163,7 +163,7 @@ class LossWeights:
             return float(self._given[name]) if self._given else 1.0
         if name not in self.names:
             raise KeyError(f"There is no loss {name!r}; the losses are {self.names}.")
-        return float(self._variables[name])
+        return float(self._variables[name].numpy())
 
     def __setitem__(self, name, weight):
         self._check(name, weight)

@@ -23,7 +23,7 @@ def train_scalars(trainer, window, seconds):
         values[f"loss/{prefix}sum"] = static_sum(part["loss"], minimizer.weights)
         values[f"gradient_norm/{prefix}global"] = part["norm"]
         values[f"learning_rate/{minimizer.name}" if prefix else "learning_rate"] = float(
-            minimizer.optimizer.learning_rate
+            tf.convert_to_tensor(minimizer.optimizer.learning_rate)
         )
     for name, metric in trainer.metrics.items():
         values.update(metric_results(name, metric))

@@ -39,9 +39,9 @@ class LossScale:
 
     def shrink(self):
         """Halves the scale after a non-finite update. On the host. Returns whether there was room to."""
-        if not self.active or float(self._scale) <= FLOOR:
+        if not self.active or float(self._scale.numpy()) <= FLOOR:
             return False
-        self._scale.assign(max(float(self._scale) / 2.0, FLOOR))
+        self._scale.assign(max(float(self._scale.numpy()) / 2.0, FLOOR))
         self._good.assign(0)
         return True
 

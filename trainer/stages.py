@@ -1,7 +1,6 @@
 """The stages of one update after the backward pass, each a small pure function, in the order in which they run.
 
-all_reduce → divide → is_finite → combine → clip → apply → average. All are traced; on one device `all_reduce` is
-nothing.
+all_reduce → divide → combine → finite check → clip → optimizer.apply → average. All are traced.
 """
 
 import tensorflow as tf
@@ -30,8 +29,6 @@ def scale_gradient(gradient, factor):
 def all_reduce(tensors):
     """Sums a structure of tensors over the replicas. In a replica context."""
     context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
-        return tensors
     flat = tf.nest.flatten(tensors)
     return tf.nest.pack_sequence_as(tensors, context.all_reduce(tf.distribute.ReduceOp.SUM, flat))
 
@@ -76,14 +73,6 @@ def clip(gradients, norm, clip_norm):
     """Gradients whose global norm is at most `clip_norm`; `norm` is the norm they have."""
     factor = clip_norm / tf.maximum(norm, clip_norm)
     return [scale_gradient(gradient, factor) for gradient in gradients]
-
-
-def apply(optimizer, gradients, variables):
-    """One optimizer step. A Keras optimizer sums over the replicas on its own, hence the division."""
-    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-    if replicas > 1:
-        gradients = [scale_gradient(gradient, 1.0 / replicas) for gradient in gradients]
-    optimizer.apply(gradients, variables)
 
 
 def average(averages, variables, decay):

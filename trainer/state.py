@@ -6,6 +6,7 @@ forward pass on the same data leaves no trace. Variables of `tf.Module`s are not
 """
 
 import contextlib
+import threading
 
 import keras
 import tensorflow as tf
@@ -37,6 +38,18 @@ class ForwardScope(keras.StatelessScope):
         variable, _ = update
         self.assigned[id(variable)] = variable
         super().add_update(update)
+
+
+class Tracing(threading.local):
+    """What is noted while one update is traced. Each replica is traced in a thread of its own."""
+
+    def __init__(self):
+        self.begin()
+
+    def begin(self):
+        self.rows = []  # the ledger's
+        self.checks = []  # operations that fail if the update is not finite
+        self.logs = [{}]  # of nested `collecting_logs`
 
 
 class StateDiscovered(Exception):

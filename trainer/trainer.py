@@ -15,7 +15,7 @@ from trainer.evaluation import Evaluation
 from trainer.fitting import Fitting
 from trainer.ledger import Ledger
 from trainer.scaling import LossScale
-from trainer.state import ForwardState, creating_variables, raw
+from trainer.state import ForwardState, Tracing, creating_variables, raw
 
 
 class Trainer:
@@ -108,8 +108,8 @@ class Trainer:
         # Used by the traced update, see trainer.update and trainer.calls.
         self.step = self.make_variable(np.int64(0), "step")
         self.host_step = 0
-        self.ledger = Ledger(self.make_variable)
-        self.checks = []
+        self.tracing = Tracing()
+        self.ledger = Ledger(self.make_variable, self.tracing)
         self.loss_scale = None
         self.forward_state = ForwardState(model, list(self.metrics.values()))
         self.minimizers = {}
@@ -118,7 +118,6 @@ class Trainer:
         self.sources = {}
         self.epoch = 0  # passes over the data
         self.rounds = 0  # epochs as the callbacks count them
-        self._logs = []
 
     # ---- What people call.
 
@@ -254,7 +253,7 @@ class Trainer:
             minimizer = self._make_minimizer(name, compute_losses, variables, optimizer, loss_weights)
         if self.accumulation_steps == 1:
             return minimizer.from_parts([batch])
-        if tf.executing_eagerly() or self.strategy.num_replicas_in_sync > 1:
+        if tf.executing_eagerly() or self.replicas > 1:
             count = self.accumulation_steps
             return minimizer.from_parts([batches.slice_for_replica(batch, i, count) for i in range(count)])
         return minimizer.from_batch(batch)
@@ -268,9 +267,7 @@ class Trainer:
     def log(self, name, tensor):
         """An extra scalar for TensorBoard and the callbacks' logs: the mean over the examples since the last log."""
         value = tf.reduce_mean(tf.cast(tensor, tf.float32))
-        if not self._logs:
-            raise RuntimeError(f"`log({name!r}, …)` was called outside a hook; call it in `compute_losses` or `train_step`.")
-        self._logs[-1][name] = tf.stop_gradient(value)
+        self.tracing.logs[-1][name] = tf.stop_gradient(value)
 
     def update_metrics(self, targets, outputs, sample_weight=None):
         """Updates every metric with a batch. With several outputs a metric takes the output of its own name."""
@@ -315,30 +312,20 @@ class Trainer:
                 value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
             )
 
-    def replica_id(self):
-        if self.strategy.num_replicas_in_sync == 1:
-            return None
-        return tf.distribute.get_replica_context().replica_id_in_sync_group
+    @property
+    def replicas(self):
+        return self.strategy.num_replicas_in_sync
 
     def read_state(self):
         return [tf.convert_to_tensor(raw(variable)) for variable in self.forward_state.variables()]
 
-    def write_state(self, variables, values):
-        """Assigns what the forward pass moved, merged over the replicas."""
-        if self.strategy.num_replicas_in_sync == 1:
-            for variable, value in zip(variables, values, strict=True):
-                raw(variable).assign(value)
-            return
-        metric_ids = {id(variable) for variable in self.forward_state.metric_variables()}
-        update.write_merged(variables, values, metric_ids)
-
     @contextlib.contextmanager
     def collecting_logs(self):
-        self._logs.append({})
+        self.tracing.logs.append({})
         try:
-            yield self._logs[-1]
+            yield self.tracing.logs[-1]
         finally:
-            self._logs.pop()
+            self.tracing.logs.pop()
 
     def check_gradients(self, variables, live):
         dead = [getattr(v, "path", v.name) for v, alive in zip(variables, live, strict=True) if not alive]
@@ -354,18 +341,23 @@ class Trainer:
             )
 
     def begin_update(self):
-        self.ledger.begin()
-        self.checks = []
-        self._logs = [{}]
+        self.tracing.begin()
 
     def end_update(self, outputs, batch):
-        """Everything that counts an update, after all its checks."""
-        extra = {**self._logs[0], **(outputs or {})}
-        self._logs = []
-        with tf.control_dependencies([check for check in self.checks if check is not None]):
-            self.ledger.commit(extra, batches.count_examples(batch) if extra else None)
+        """Counts an update, if all its checks passed. Returns whether they did."""
+        extra = {**self.tracing.logs[0], **(outputs or {})}
+        examples = batches.count_examples(batch) if extra else None
+
+        def count():
+            self.ledger.commit(extra, examples)
             self.loss_scale.grow()
             self.step.assign_add(1)
+            return tf.constant(True)
+
+        if self.replicas > 1:
+            return tf.cond(tf.reduce_all(self.tracing.checks), count, lambda: tf.constant(False))
+        with tf.control_dependencies([check for check in self.tracing.checks if check is not None]):
+            return count()
 
     # ---- Preparation.
 

@@ -32,7 +32,7 @@ export function columnOffset(picture, frame) {
 export function drawHeatmap(context, picture, frame, width, height, ratio) {
   const box = plotBox(width, height);
   const { x, y } = scales(frame, box);
-  drawHatching(context, box.x, box.y, box.width, box.height, frame.colours);
+  if (!picture || !covers(picture, frame)) drawHatching(context, box.x, box.y, box.width, box.height, frame.colours);
   if (picture && picture.rows && picture.columns) {
     context.drawImage(pixels(picture, frame, box, ratio), box.x, box.y, box.width, box.height);
     drawStrip(context, picture, frame, box, y);
@@ -43,6 +43,12 @@ export function drawHeatmap(context, picture, frame, width, height, ratio) {
   const tickCount = Math.max(2, Math.floor(box.width / 70));
   drawXAxis(context, x, timeTicks(frame.view, frame.maxTime, tickCount), box.y + box.height + 1, frame.colours,
     { left: 0, right: box.x + box.width + 6 });
+}
+
+/** Whether a picture leaves nothing of its frame free, so that there is nothing to hatch. */
+function covers(picture, frame) {
+  return picture.whole && picture.time === frame.maxTime && picture.edges.from[0] <= frame.steps[0]
+    && picture.edges.to[picture.rows - 1] >= frame.steps[1];
 }
 
 function pixels(picture, frame, box, ratio) {

@@ -21,6 +21,7 @@ import { Toolbar } from './toolbar.js';
 import { Tooltip } from './tooltip.js';
 
 const LIVE_SECS = 5;
+const PATIENCE_SECS = 0.15;
 
 /** What is to be seen, from what the user chose and what there is. */
 export function makeView(state, catalogue) {
@@ -143,6 +144,7 @@ class Dashboard {
     // Another picture's pixels under a new caption would be a lie; the same one's, a refresh ago, are not.
     if (!tile.request || JSON.stringify(JSON.parse(tile.request)[0]) !== JSON.stringify(parameters)) tile.showMessage('loading …');
     tile.request = key;
+    tile.pending = true;
     try {
       const answer = await fetchBinary('heatmap', parameters, version);
       if (tile.request !== key) return;
@@ -153,7 +155,14 @@ class Dashboard {
       tile.request = null;
       tile.showMessage(error.message);
     }
-    this.redraw();
+    tile.pending = false;
+    // Pictures tend to arrive together: drawing waits a moment for the last one.
+    if (this.waiting()) setTimeout(() => this.redraw(), PATIENCE_SECS * 1000);
+    else this.redraw();
+  }
+
+  waiting() {
+    return this.grid.tiles.some((tile) => tile.spec.series && tile.pending);
   }
 
   /** Draws once per frame, however many answers arrive in it. */
@@ -181,16 +190,16 @@ class Dashboard {
     this.latest = Math.max(0, ...pictures.map((picture) => picture.steps[picture.steps.length - 1]));
     this.chosen = view.step ?? this.latest;
     this.dock.colours = this.frame.colours;
-    this.updateDock(pictures.length > 0);
+    // The panel's rows can wait until the heat maps are there: both ask the same server.
+    if (pictures.length && !this.waiting()) this.updateDock();
     this.app.dataset.drawn = String(this.grid.tiles.filter((tile) => tile.picture).length);
     // For `benchmarks/dashboard.py`: when, after the tab was opened, all heat maps were there.
     if (this.grid.tiles.every((tile) => tile.picture)) performance.mark('gradient_flow.drawn');
   }
 
   /** Fetches for the panel only if what it shows has changed. */
-  updateDock(ready) {
+  updateDock() {
     const { view, state } = this;
-    if (!ready) return;
     const layer = view.layers.includes(state.get('layer')) ? state.get('layer') : view.layers[0];
     const context = { view, layer, catalogue: this.catalogue, chosen: this.chosen, pinned: view.pinned, follows: view.step === null,
       maxTime: this.frame.maxTime, runColour: (run) => this.runColour(run) };

@@ -14,6 +14,8 @@ export class Picture {
       let step = answer.first_step;
       for (let i = 0; i < this.steps.length; i++) this.steps[i] = step += answer.step_gaps[i];
       this.edges = rowEdges(this);
+      this.whole = this.rows > 0 && !this.codes.includes(CODES.padding)
+        && this.edges.to.every((to, row) => row + 1 === this.rows || to >= this.edges.from[row + 1]);
     }
   }
 

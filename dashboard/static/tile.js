@@ -12,6 +12,7 @@ export class Tile {
   constructor(handlers) {
     this.handlers = handlers;
     this.picture = null;
+    this.pending = false;
     this.request = null; // what was asked for last, so that a late answer to something else is dropped
     this.canvas = el('canvas', { 'aria-hidden': 'true' });
     this.lines = {

@@ -128,8 +128,8 @@ class GradientBalance(StatisticsCombiner):
     - `"mean_mean"`: mean|g_reference| / mean|g_i| over the weight matrices.
     - `"norm"`: mean of all norms / norm of g_i, or the reference's norm if one is named.
 
-    The reference keeps the weight 1. A mean is the mean over the matrices of each matrix's mean. Where no
-    variable has two or more axes, all variables count. A loss without gradient keeps its weight.
+    The reference keeps the weight 1. A mean is over all elements of all weight matrices. Where no variable
+    has two or more axes, all variables count. A loss without gradient keeps its weight.
 
     Args:
         statistic: One of the three above.
@@ -186,7 +186,10 @@ class GradientBalance(StatisticsCombiner):
         if self.statistic == "max_mean":
             denominator *= self.balance
         live = moving & (denominator > 0)
-        weights = gradient_balance(numerator, denominator, live, self._reference())
+        reference = self._reference()
+        weights = gradient_balance(numerator, denominator, live, reference)
+        if reference is not None:
+            live &= live[reference]  # without it there is nothing to compare with
         return tf.where(live, weights, self.balance)
 
     def _reference(self):
@@ -199,7 +202,7 @@ STATISTIC_ROW = {"max_mean": (0, 1), "mean_mean": (1, 1), "norm": (2, 2)}
 
 
 def gradient_balance(numerator, denominator, live, reference):
-    """stat(reference) / stat(g_i) over the live losses; the reference, and all if it is not live, get 1.
+    """stat(reference) / stat(g_i) for the live losses, 1 for the reference itself.
 
     `reference` is an index, or None for the mean over the live losses.
 
@@ -212,7 +215,7 @@ def gradient_balance(numerator, denominator, live, reference):
     if reference is None:
         return tf.math.divide_no_nan(tf.reduce_sum(mask * numerator), tf.reduce_sum(mask)) / safe
     own = tf.one_hot(reference, live.shape[0], on_value=True, off_value=False)
-    return tf.where(own | ~live[reference], 1.0, numerator[reference] / safe)
+    return tf.where(own, 1.0, numerator[reference] / safe)
 
 
 def gradient_statistics(row):
@@ -222,6 +225,7 @@ def gradient_statistics(row):
         return tf.zeros([3])
     matrices = [g for g in reached if g.shape.rank >= 2] or reached
     largest = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(g)) for g in matrices]))
-    mean = tf.reduce_mean(tf.stack([tf.reduce_mean(tf.abs(g)) for g in matrices]))
+    size = tf.add_n([tf.cast(tf.size(g), tf.float32) for g in matrices])
+    mean = tf.add_n([tf.reduce_sum(tf.abs(g)) for g in matrices]) / size
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in reached]))
     return tf.stack([largest, mean, norm])

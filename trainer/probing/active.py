@@ -1,4 +1,6 @@
-"""Which session probes this thread, and in which time step of which loop it is. Replicas are threads: each has its own."""
+"""Which session probes this thread, and in which time step of which loop it is. Replicas are threads: each
+has its own.
+"""
 
 import contextlib
 import threading

@@ -1,8 +1,9 @@
-"""A Keras cell as the step of a loop: every trainable variable is read through taps, and what the cell moves is carried.
+"""A Keras cell as the step of a loop: every trainable variable is read through taps, and what the cell moves
+is carried.
 
-The cell is not edited. It runs in a `keras.StatelessScope`, which Keras asks for the value of each variable: there a
-read of a weight becomes a read through a tap. The scope looks everything else up in the scope around it (or in the
-variables), and hands what the cell assigned (the seed of its dropout) on to it after the loop.
+The cell is not edited. It runs in a `keras.StatelessScope`, which Keras asks for the value of each variable:
+there a read of a weight becomes a read through a tap. The scope looks everything else up in the scope around
+it (or in the variables), and hands what the cell assigned (the seed of its dropout) on to it after the loop.
 """
 
 import contextlib
@@ -15,7 +16,9 @@ from trainer.probing.loop import index_of, run
 
 
 def run_cell(cell, inputs, states, mask, training, layout, record=None):
-    """Runs a Keras cell over time; returns `(last output, outputs, final states)` as `RNN.inner_loop` does."""
+    """Runs a Keras cell over time; returns `(last output, outputs, final states)` as `RNN.inner_loop`
+    does.
+    """
     states = list(states) if keras.tree.is_nested(states) else [states]
     last, outputs, states = run(CellStep(cell, training), inputs, tuple(states), mask, layout, record)
     return last, outputs, states

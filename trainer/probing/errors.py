@@ -1,4 +1,6 @@
-"""What cannot be probed, found out before a silent zero can come of it. Each check names the layer and what to do."""
+"""What cannot be probed, found out before a silent zero can come of it. Each check names the layer and what
+to do.
+"""
 
 import tensorflow as tf
 
@@ -13,19 +15,24 @@ def check_layer(layer, name):
     """Refuses a recurrent layer that has no steps, or a loop of its own."""
     if getattr(layer, "use_cudnn", None) is True:
         raise ProbeError(
-            f"The layer {name!r} has use_cudnn=True: cuDNN computes all time steps in one operation, so that there is "
-            "nothing to probe. Use use_cudnn='auto' (it is then bypassed in probed updates only) or False."
+            f"The layer {name!r} has use_cudnn=True: cuDNN computes all time steps in one operation, so that "
+            "there is nothing to probe. Use use_cudnn='auto' (it is then bypassed in probed updates only) or "
+            "False."
         )
-    if type(layer).inner_loop not in internals.KNOWN_LOOPS and not getattr(layer, "runs_recurrent_loop", False):
+    if type(layer).inner_loop not in internals.KNOWN_LOOPS and not getattr(
+        layer, "runs_recurrent_loop", False
+    ):
         raise ProbeError(
-            f"The layer {name!r} ({type(layer).__name__}) has an `inner_loop` of its own, which a probed update would "
-            "replace. Put the computation of one time step into a cell, or write the loop with "
-            "`trainer.probing.recurrent_loop`, or use `probe` inside it and leave the layer out of the session."
+            f"The layer {name!r} ({type(layer).__name__}) has an `inner_loop` of its own, which a probed "
+            "update would replace. Put the computation of one time step into a cell, or write the loop with "
+            "`trainer.probing.recurrent_loop`, or use `probe` inside it and leave the layer out of the "
+            "session."
         )
 
 
 def check_place(what, graph):
-    """Refuses a place from which no gradient would come back. Returns the kinds of graphs up to the session's own.
+    """Refuses a place from which no gradient would come back. Returns the kinds of graphs up to the session's
+    own.
 
     Args:
         what: for the message, such as "The layer 'lstm'".
@@ -33,9 +40,9 @@ def check_place(what, graph):
     """
     if internals.recording_stopped():
         raise ProbeError(
-            f"{what} is inside `tf.recompute_grad` (or `tape.stop_recording()`): its forward pass is not recorded, and no "
-            "gradient of its time steps comes back. Take it out of the recomputed part, or turn recomputation off in "
-            "probed updates."
+            f"{what} is inside `tf.recompute_grad` (or `tape.stop_recording()`): its forward pass is not "
+            "recorded, and no gradient of its time steps comes back. Take it out of the recomputed part, or "
+            "turn recomputation off in probed updates."
         )
     if graph is None:
         kinds = [] if tf.executing_eagerly() else ["function"]
@@ -43,8 +50,9 @@ def check_place(what, graph):
         kinds = internals.graphs_between(tf.compat.v1.get_default_graph(), graph)
     if kinds is None or "function" in kinds:
         raise ProbeError(
-            f"{what} is inside a nested `tf.function` (or `tf.vectorized_map`, a `tf.data` map): gradients of its time "
-            "steps do not leave it. Call the undecorated function; the training step around it is traced anyway."
+            f"{what} is inside a nested `tf.function` (or `tf.vectorized_map`, a `tf.data` map): gradients "
+            "of its time steps do not leave it. Call the undecorated function; the training step around it "
+            "is traced anyway."
         )
     return kinds
 
@@ -54,8 +62,8 @@ def refuse_loop(what, kinds):
     if kinds:
         inside = "a loop" if "while" in kinds else "a branch (`tf.cond`)"
         raise ProbeError(
-            f"{what} runs inside {inside}: the gradients of its runs would be summed over. Call it outside, leave it out "
-            "of the session, or use `probe(name, tensor, (outer, inner))` inside it."
+            f"{what} runs inside {inside}: the gradients of its runs would be summed over. Call it outside, "
+            "leave it out of the session, or use `probe(name, tensor, (outer, inner))` inside it."
         )
 
 
@@ -74,9 +82,9 @@ def check_reached(layers, reached, variables_read):
             hidden.append(name)
     if hidden:
         raise ProbeError(
-            f"The weights of {hidden} were used, but their time steps were not seen: the layers are inside a `tf.function` "
-            "that was traced before, or call something else than their `inner_loop`. Call the undecorated function, or "
-            "leave these layers out of the session."
+            f"The weights of {hidden} were used, but their time steps were not seen: the layers are inside a "
+            "`tf.function` that was traced before, or call something else than their `inner_loop`. Call the "
+            "undecorated function, or leave these layers out of the session."
         )
 
 
@@ -89,25 +97,26 @@ def check_differentiable(graph, records):
             for op in source.consumers():
                 if op.type in ("While", "StatelessWhile") and tf.get_static_value(op.inputs[1]) == -1:
                     raise ProbeError(
-                        f"`probe({record.name!r}, ...)` is in a loop without a bound on its iterations, which XLA cannot "
-                        "differentiate. Pass `maximum_iterations` to `tf.while_loop`, write `for t in tf.range(n)`, or set "
-                        "`tf.autograph.experimental.set_loop_options(maximum_iterations=n)` in a `while` loop; or use "
-                        "jit_compile=False."
+                        f"`probe({record.name!r}, ...)` is in a loop without a bound on its iterations, "
+                        "which XLA cannot differentiate. Pass `maximum_iterations` to `tf.while_loop`, write "
+                        "`for t in tf.range(n)`, or set "
+                        "`tf.autograph.experimental.set_loop_options(maximum_iterations=n)` in a `while` "
+                        "loop; or use jit_compile=False."
                     )
 
 
 def check_static(name, shape):
     if not shape.is_fully_defined():
         raise ProbeError(
-            f"`probe({name!r}, ...)` is to keep whole gradients, but its tensor has the shape [batch, *{shape}] in a "
-            "graph loop. Give the sizes with `tensor.set_shape`, or ask for norms only."
+            f"`probe({name!r}, ...)` is to keep whole gradients, but its tensor has the shape [batch, "
+            f"*{shape}] in a graph loop. Give the sizes with `tensor.set_shape`, or ask for norms only."
         )
 
 
 def raise_unknown_batch(name):
     raise ProbeError(
-        f"`probe({name!r}, ...)` is to report each example, but the batch size of its tensor is unknown in a graph loop. "
-        "Pass `batch=tf.shape(inputs)[0]` to the session, or give the tensor a static batch size."
+        f"`probe({name!r}, ...)` is to report each example, but the batch size of its tensor is unknown in a "
+        "graph loop. Pass `batch=tf.shape(inputs)[0]` to the session, or give the tensor a static batch size."
     )
 
 
@@ -120,7 +129,8 @@ def raise_no_examples(name):
 
 def raise_no_gradient(name):
     raise ProbeError(
-        f"No gradient reaches the time steps of {name!r}. Either its output has no influence on the loss (use it in one, "
-        "or leave it out of the session), or it is cut off on the way (`tf.stop_gradient`, `.numpy()`, an integer "
-        "cast), or the tape was told not to watch: with `watch_accessed_variables=False` pass `tape=` to the session."
+        f"No gradient reaches the time steps of {name!r}. Either its output has no influence on the loss "
+        "(use it in one, or leave it out of the session), or it is cut off on the way (`tf.stop_gradient`, "
+        "`.numpy()`, an integer cast), or the tape was told not to watch: with "
+        "`watch_accessed_variables=False` pass `tape=` to the session."
     )

@@ -1,7 +1,7 @@
 """Every name of Keras and TensorFlow that is not public and that probing needs, in one place.
 
-`tests/probing/test_internals.py` holds each of them against the installed versions. Nothing else in this package may
-reach for an underscore.
+`tests/probing/test_internals.py` holds each of them against the installed versions. Nothing else in this
+package may reach for an underscore.
 """
 
 import contextlib
@@ -59,7 +59,9 @@ def recording_stopped():
 
 
 def watch_variables():
-    """A context that notes which trainable variables are read, also by functions traced before: `.watched_variables()`."""
+    """A context that notes which trainable variables are read, also by functions traced before:
+    `.watched_variables()`.
+    """
     return record.VariableWatcher()
 
 
@@ -69,7 +71,7 @@ def in_xla(graph):
 
 
 def graph_kind(graph):
-    """"while", "cond" or "function": what a `FuncGraph` is the body of."""
+    """ "while", "cond" or "function": what a `FuncGraph` is the body of."""
     kind = type(graph).__name__
     if kind.startswith("While"):
         return "while"
@@ -77,7 +79,9 @@ def graph_kind(graph):
 
 
 def graphs_between(inner, outer):
-    """The kinds of graphs from `inner` outwards up to, not including, `outer`. None if `outer` does not hold `inner`."""
+    """The kinds of graphs from `inner` outwards up to, not including, `outer`. None if `outer` does not hold
+    `inner`.
+    """
     kinds = []
     while inner is not outer:
         if inner is None or not hasattr(inner, "outer_graph"):
@@ -89,10 +93,11 @@ def graphs_between(inner, outer):
 
 @contextlib.contextmanager
 def replaced_loops(layers, make_loop):
-    """Replaces `layer.inner_loop` on these very objects while the context lasts; `make_loop(layer, original)` gives it.
+    """Replaces `layer.inner_loop` on these very objects while the context lasts; `make_loop(layer, original)`
+    gives it.
 
-    Replicas run in threads that share the layers: the replacement stays until the last of them leaves, and must itself
-    find out whether its own thread wants it.
+    Replicas run in threads that share the layers: the replacement stays until the last of them leaves, and
+    must itself find out whether its own thread wants it.
     """
     installed = []
     try:

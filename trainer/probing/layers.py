@@ -6,7 +6,8 @@ from trainer.probing import internals
 
 
 def find_layers(roots):
-    """{name: layer} of every `keras.layers.RNN` inside a model, a layer or a list of them, in the order of the model.
+    """{name: layer} of every `keras.layers.RNN` inside a model, a layer or a list of them, in the order of
+    the model.
 
     The name is the layer's own if no other has it, else with those of the models around it. A layer that goes
     backwards says so in its name.
@@ -25,7 +26,9 @@ def find_layers(roots):
 
 
 def _walk(layer, around, found, seen):
-    """`around`: names of the layers around this one without the root's, which all would share; None for the root."""
+    """`around`: names of the layers around this one without the root's, which all would share; None for the
+    root.
+    """
     if id(layer) in seen or not isinstance(layer, keras.Layer):
         return
     seen.add(id(layer))

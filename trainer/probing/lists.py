@@ -1,7 +1,10 @@
-"""Tensor lists that a loop carries along: popped in the forward pass, pushed in the backward pass, O(1) a time step.
+"""Tensor lists that a loop carries along: popped in the forward pass, pushed in the backward pass, O(1) a
+time step.
 
-A `tf.TensorArray` that a loop body captures costs a whole list per time step in the backward pass. The gradient of a
-pop is a push and the gradient of a push is a pop: with lists as loop variables a backward pass is linear in time.
+A `tf.TensorArray` that a loop body captures costs a whole list per time step in the backward pass. The
+gradient of a
+pop is a push and the gradient of a push is a pop: with lists as loop variables a backward pass is linear in
+    time.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +22,9 @@ class Spec(NamedTuple):
     def tensor(self):
         if self.shape.rank is None:
             return tf.constant(-1, tf.int32)
-        return tf.constant([-1 if size is None else size for size in self.shape.as_list()], tf.int32, [self.shape.rank])
+        return tf.constant(
+            [-1 if size is None else size for size in self.shape.as_list()], tf.int32, [self.shape.rank]
+        )
 
 
 def unstack(tensor):

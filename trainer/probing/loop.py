@@ -1,6 +1,8 @@
-"""The recurrent loop: `recurrent_loop(step, inputs, states)`, linear in time forwards and backwards, also under XLA.
+"""The recurrent loop: `recurrent_loop(step, inputs, states)`, linear in time forwards and backwards, also
+under XLA.
 
-Keras layers run on it while they are probed, `models.LoopRNN` always does, and a step function of your own can:
+Keras layers run on it while they are probed, `models.LoopRNN` always does, and a step function of your own
+can:
 
     def step(t, x, states):
         hidden = tf.tanh(x @ kernel + states[0] @ recurrent_kernel)
@@ -43,11 +45,12 @@ def recurrent_loop(
     """Runs `step(t, inputs at t, states) -> (output, new states)` over time. Eager or traced.
 
     Args:
-        step: called with the index of the iteration (an int32 tensor that counts up, whatever the direction). Called
-            once more, before the loop, to learn what an output looks like.
+        step: called with the index of the iteration (an int32 tensor that counts up, whatever the direction).
+            Called once more, before the loop, to learn what an output looks like.
         inputs: [batch, time, ...].
         states: the initial states, any nesting of [batch, ...] tensors.
-        mask: [batch, time], False where a time step is to be skipped: states stay, the output is repeated (or zero).
+        mask: [batch, time], False where a time step is to be skipped: states stay, the output is repeated (or
+            zero).
         go_backwards: start at the last time step; outputs come in the order in which they were computed.
         unroll: a Python loop; the number of time steps must be known.
         return_sequences: all outputs, or only the last.
@@ -64,7 +67,8 @@ def recurrent_loop(
 
 
 def run(step, inputs, states, mask, layout, record):
-    """`recurrent_loop` for the inside of this package: returns `(last output, outputs, final states)` as Keras does.
+    """`recurrent_loop` for the inside of this package: returns `(last output, outputs, final states)` as
+    Keras does.
 
     Args:
         step: has `first`, `__call__` and `finish`, see `_FunctionStep`.
@@ -104,7 +108,9 @@ class _FunctionStep:
         return output, states, ()
 
     def __call__(self, t, inputs, states, ports, moving, record):
-        """One time step. `moving` are tensors that the loop carries along for the step's own use, or None: no loop."""
+        """One time step. `moving` are tensors that the loop carries along for the step's own use, or None: no
+        loop.
+        """
         with active.time_step(record, t, ports):
             output, states = self._function(t, inputs, states)
         return output, states, moving
@@ -127,7 +133,9 @@ def _looped(step, inputs, states, mask, layout, record):
     static_length = inputs.shape[0]
     length = tf.shape(inputs)[0] if static_length is None else static_length
     output, new_states, moving = step.first(inputs[0], states, record)
-    ports, specs = ({}, {}) if record is None else record.start(length, states, output, new_states, mask is not None)
+    ports, specs = (
+        ({}, {}) if record is None else record.start(length, states, output, new_states, mask is not None)
+    )
     alias = index_of(output, keras.tree.flatten(new_states))
     spec = lists.Spec(output.shape, output.dtype)
     # An output that is a state need not be carried a second time, unless masks make the two differ.

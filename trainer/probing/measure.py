@@ -1,8 +1,10 @@
-"""From the gradients of a loop's ports to the quantities of its layer, per example. Pure TensorFlow, all at once over time.
+"""From the gradients of a loop's ports to the quantities of its layer, per example. Pure TensorFlow, all at
+once over time.
 
     λ_t = e_t + r_{t+1}        state gradient = external gradient + what the next time step sends back
 
-The loop taps r only; λ is put together here from the very terms that the backward pass adds. With a mask the sum holds
+The loop taps r only; λ is put together here from the very terms that the backward pass adds. With a mask the
+sum holds
 as well: what a masked time step passes on untouched counts as sent back by it.
 """
 
@@ -48,7 +50,9 @@ def flow(record, group, gradients):
 
 
 def examples(record, group, gradients, factor, full=False):
-    """{quantity: [batch, time]} of a group, in input time; NaN where an example is masked. See `report` for the names."""
+    """{quantity: [batch, time]} of a group, in input time; NaN where an example is masked. See `report` for
+    the names.
+    """
     states = flow(record, group, gradients)
     squares = [taps.row_squares(tensor, 2) for tensor in states.total]
     total = tf.add_n(squares)
@@ -72,7 +76,9 @@ def examples(record, group, gradients, factor, full=False):
     report |= {"valid": valid, "zeros": zeros, "elements": elements}
     report = {name: tf.transpose(value) for name, value in report.items()}
     if record.stateful:
-        report["cut_off"] = tf.cast(tf.sqrt(_sum_squares([r[:1] for r in states.recurrent], total[:1]))[0] * factor, tf.float32)
+        report["cut_off"] = tf.cast(
+            tf.sqrt(_sum_squares([r[:1] for r in states.recurrent], total[:1]))[0] * factor, tf.float32
+        )
     if full:
         for index, tensor in enumerate(states.total):
             report[f"state_gradient/{index}"] = _full(record, tensor, factor)
@@ -80,17 +86,19 @@ def examples(record, group, gradients, factor, full=False):
 
 
 def weights(record, group, gradients, factor):
-    """{`weight/<variable>`: [time]} of a group in input time, and `weight_gradient/<variable>` if all of it is kept."""
+    """{`weight/<variable>`: [time]} of a group in input time, and `weight_gradient/<variable>` if all of it
+    is kept.
+    """
     names = variable_names([record.variables[index] for index in group.variables])
+    factor = tf.cast(factor, tf.float32)
     found = {}
     for name, index in zip(names, group.variables, strict=True):
-        if record.weights == "full":
-            whole = in_input_time(record, tf.reverse(gradients[f"weight/{index}"], [0])) * tf.cast(factor, tf.float32)
-            found[f"weight_gradient/{name}"] = whole
-            found[f"weight/{name}"] = taps.row_norms(whole, 1)
-        else:
-            norms = tf.reverse(gradients["weights"][:, index], [0]) * tf.cast(factor, tf.float32)
-            found[f"weight/{name}"] = in_input_time(record, norms)
+        whole = record.weights == "full"
+        steps = gradients[f"weight/{index}"] if whole else gradients["weights"][:, index]
+        steps = in_input_time(record, tf.reverse(tf.cast(steps, tf.float32), [0])) * factor
+        if whole:
+            found[f"weight_gradient/{name}"] = steps
+        found[f"weight/{name}"] = taps.row_norms(steps, 1) if whole else steps
     return found
 
 
@@ -115,7 +123,9 @@ def _external(record, group, gradients, last):
     if group.external == "outputs":
         return gradient
     if group.external == "last":
-        return tf.where(_expand(last, gradient[tf.newaxis]), gradient[tf.newaxis], tf.zeros_like(gradient)[tf.newaxis])
+        return tf.where(
+            _expand(last, gradient[tf.newaxis]), gradient[tf.newaxis], tf.zeros_like(gradient)[tf.newaxis]
+        )
     return tf.reverse(gradient, [0])
 
 
@@ -147,7 +157,9 @@ def _sum_squares(tensors, like):
 
 
 def _count_zeros(record, states, valid):
-    """Exact zeros in λ and how many numbers λ has, [time, batch] each, not counting what is 0 by definition."""
+    """Exact zeros in λ and how many numbers λ has, [time, batch] each, not counting what is 0 by
+    definition.
+    """
     zeros, elements = [], []
     for tensor, ends in zip(states.total, states.ends, strict=True):
         axes = list(range(2, tensor.shape.rank))

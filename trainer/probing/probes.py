@@ -1,8 +1,9 @@
 """`probe(name, tensor, t)`: the gradient of a tensor inside anybody's loop.
 
-Nobody knows how long such a loop runs, and its body can only capture: the statistics of all time steps leave the
-backward pass as the gradient of one captured table with a row for each time step. The table has a capacity. What lies
-beyond is counted, by powers of two, so that the caller can ask for the right capacity at the next trace.
+Nobody knows how long such a loop runs, and its body can only capture: the statistics of all time steps leave
+the backward pass as the gradient of one captured table with a row for each time step. The table has a
+capacity. What lies beyond is counted, by powers of two, so that the caller can ask for the right capacity at
+the next trace.
 """
 
 import math
@@ -14,19 +15,22 @@ from trainer.probing import active, taps
 DEFAULT_CAPACITY = {1: 512, 2: 64, 3: 16}
 # Columns of a table. All are sums over the visits of a time step.
 COLUMNS = ("visits", "value", "examples", "zeros", "elements", "nonfinite")
-_BUCKETS = 32
+BUCKETS = 32
 
 
 def probe(name, tensor, t, *, batched=True):
-    """Returns `tensor`; reports its gradient at time step t under layer `name` while a probed update is traced.
+    """Returns `tensor`; reports its gradient at time step t under layer `name` while a probed update is
+    traced.
 
-    In any loop: `tf.while_loop`, AutoGraph, `tf.scan`, `keras.ops.scan`, plain Python. Without an active session it
-    does nothing at all.
+    In any loop: `tf.while_loop`, AutoGraph, `tf.scan`, `keras.ops.scan`, plain Python. Without an active
+    session it does nothing at all.
 
     Args:
         tensor: [batch, ...], or anything with `batched=False`.
-        t: the time step, a Python integer or an integer scalar tensor; in nested loops a tuple of them, outer first.
-        batched: report the norm of each example as `state`; otherwise the norm of the whole tensor as `weight`.
+        t: the time step, a Python integer or an integer scalar tensor; in nested loops a tuple of them, outer
+            first.
+        batched: report the norm of each example as `state`; otherwise the norm of the whole tensor as
+            `weight`.
     """
     session = active.session()
     if session is None:
@@ -66,7 +70,9 @@ class ProbeRecord:
 
     @property
     def shape(self):
-        """What the reported vectors are flattened from: the capacity, or where Python knew all time steps their extent."""
+        """What the reported vectors are flattened from: the capacity, or where Python knew all time steps
+        their extent.
+        """
         if self.sources:
             return self.capacity
         return tuple(max(t[d] for t in self.visits) + 1 for d in range(self.depth))
@@ -74,8 +80,8 @@ class ProbeRecord:
     def check(self, batched, depth):
         if batched != self.batched or depth != self.depth:
             raise ValueError(
-                f"`probe({self.name!r}, ...)` was called with batched={self.batched} and {self.depth} time indices, and "
-                f"again with batched={batched} and {depth}. Use one name for one kind of tensor."
+                f"`probe({self.name!r}, ...)` was called with batched={self.batched} and {self.depth} time "
+                f"indices, and again with batched={batched} and {depth}. Use one name for one kind of tensor."
             )
 
     def tap_once(self, tensor, t, root):
@@ -83,8 +89,8 @@ class ProbeRecord:
         if t in self.visits:
             shown = t[0] if len(t) == 1 else t
             raise ValueError(
-                f"`probe({self.name!r}, ...)` was called twice at t={shown}. Their gradients would be summed: give each "
-                "its own name, or in nested loops a tuple, outer index first."
+                f"`probe({self.name!r}, ...)` was called twice at t={shown}. Their gradients would be "
+                "summed: give each its own name, or in nested loops a tuple, outer index first."
             )
         self.visits[t] = tf.fill(tf.shape(tensor), tf.cast(root, tensor.dtype))
         self.visits[t].set_shape(tensor.shape)
@@ -112,8 +118,10 @@ class ProbeRecord:
 
     @property
     def rows(self):
-        """Rows of the table: the time steps, then for each index what lay beyond its capacity, by powers of two."""
-        return self.cells + self.depth * _BUCKETS
+        """Rows of the table: the time steps, then for each index what lay beyond its capacity, by powers of
+        two.
+        """
+        return self.cells + self.depth * BUCKETS
 
     def row(self, t):
         """The row of a time step, as a tensor."""
@@ -124,7 +132,7 @@ class ProbeRecord:
             # Bucket k holds the indices from 2^k to 2^(k+1) - 1.
             bucket = tf.reduce_sum(tf.cast(index >= [2**k for k in range(1, 31)], tf.int32))
             outside = (index >= size) & (beyond < 0)
-            beyond = tf.where(outside, self.cells + position * _BUCKETS + bucket, beyond)
+            beyond = tf.where(outside, self.cells + position * BUCKETS + bucket, beyond)
         return tf.where(beyond < 0, row, beyond)
 
 

@@ -9,7 +9,8 @@ from trainer.probing import errors, measure, probes, report, taps
 
 
 def read_loop(record, gradients, factor, scale, full):
-    """{layer: {quantity: per-example values}} of one run of a loop: the layer, its inner cells, the probes in its steps.
+    """{layer: {quantity: per-example values}} of one run of a loop: the layer, its inner cells, the probes in
+    its steps.
 
     Args:
         record: `LoopRecord`.
@@ -47,10 +48,14 @@ def _read_loop_probe(record, gradient, batched, factor, scale, full):
 
 
 def examples_of(gradient, valid, factor):
-    """Per-example values of one probed tensor from its gradient [time, batch, ...]; `valid` is [time, batch] or None."""
+    """Per-example values of one probed tensor from its gradient [time, batch, ...]; `valid` is [time, batch]
+    or None.
+    """
     norms = tf.cast(tf.sqrt(taps.row_squares(gradient, 2)) * tf.cast(factor, tf.float64), tf.float32)
     valid = tf.ones_like(norms, tf.bool) if valid is None else valid
-    zeros = tf.reduce_sum(tf.cast(tf.equal(gradient, 0), tf.float32), axis=list(range(2, gradient.shape.rank)))
+    zeros = tf.reduce_sum(
+        tf.cast(tf.equal(gradient, 0), tf.float32), axis=list(range(2, gradient.shape.rank))
+    )
     size = tf.cast(tf.reduce_prod(tf.shape(gradient)[2:]), tf.float32)
     found = {
         "state": tf.where(valid, norms, float("nan")),
@@ -69,7 +74,11 @@ def merge_cells(groups, names):
         return tf.cast(tf.sqrt(tf.add_n(squares)), tf.float32)
 
     present = {name for group in groups for name in group}
-    merged = {name: root_sum(name) for name in ("state", "hidden", "cell", "recurrent", "cut_off") if name in present}
+    merged = {
+        name: root_sum(name)
+        for name in ("state", "hidden", "cell", "recurrent", "cut_off")
+        if name in present
+    }
     merged["gain"] = merged["recurrent"] / merged["state"]
     merged["external"], merged["valid"] = groups[-1]["external"], groups[0]["valid"]
     if "input" in groups[0]:
@@ -124,8 +133,22 @@ def read_table(record, gradients, factor, scale):
     sums = {"parts": tf.ones([]), "visits": columns["visits"], "beyond": table[record.cells :, 0]}
     sums |= {name: tf.reduce_sum(columns[name]) for name in ("zeros", "elements", "nonfinite")}
     if record.batched:
-        return sums | {"state": columns["value"] * tf.cast(factor, tf.float32), "examples": columns["examples"]}
+        return sums | {
+            "state": columns["value"] * tf.cast(factor, tf.float32),
+            "examples": columns["examples"],
+        }
     return sums | {"weight": tf.square(tf.cast(columns["value"], tf.float64) / tf.cast(scale, tf.float64))}
+
+
+def whole_gradient(record, gradients):
+    """All of the gradient of a probed name, [time, batch, ...], or None if it was not kept or nothing
+    arrived.
+    """
+    if all(gradient is None for gradient in gradients.values()):
+        return None
+    if "table" not in record.sources:
+        return _stack_visits(record, gradients)[0]
+    return _with_visits(record, gradients, "full") if "full" in record.sources else None
 
 
 def _require(record, gradients):
@@ -133,8 +156,8 @@ def _require(record, gradients):
         errors.raise_no_gradient(record.name)
 
 
-def _read_visits(record, gradients, factor, scale, full):
-    """All time steps are known to Python."""
+def _stack_visits(record, gradients):
+    """[time, ...] gradients of time steps that Python knows all of, and [time], 1 where there was one."""
     visited = [0.0] * math.prod(record.shape)
     rows = [None] * len(visited)
     for t, source in record.visits.items():
@@ -143,8 +166,11 @@ def _read_visits(record, gradients, factor, scale, full):
         position = int(np.ravel_multi_index(t, record.shape))
         rows[position], visited[position] = gradient, 1.0
     like = next(row for row in rows if row is not None)
-    stacked = tf.stack([tf.zeros_like(like) if row is None else row for row in rows])
-    visits = tf.constant(visited)
+    return tf.stack([tf.zeros_like(like) if row is None else row for row in rows]), tf.constant(visited)
+
+
+def _read_visits(record, gradients, factor, scale, full):
+    stacked, visits = _stack_visits(record, gradients)
     if not record.batched:
         found = {"visits": visits, "weight": taps.row_norms(stacked, 1) / tf.cast(scale, tf.float32)}
         return found | ({"weight_gradient": stacked / tf.cast(scale, stacked.dtype)} if full else {})
@@ -162,5 +188,7 @@ def _with_visits(record, gradients, key, rows=None):
     for t in record.visits:
         if gradients[t] is not None:
             update = probes.update(key, tf.convert_to_tensor(gradients[t]), record.batched)
-            table = tf.tensor_scatter_nd_add(table, [[record.row(t)]], tf.cast(update, table.dtype)[tf.newaxis])
+            table = tf.tensor_scatter_nd_add(
+                table, [[record.row(t)]], tf.cast(update, table.dtype)[tf.newaxis]
+            )
     return table if rows else table[: record.cells]

@@ -1,4 +1,6 @@
-"""What is probed in one run of one loop: the ports that its time steps tap, and where their gradients are to be found."""
+"""What is probed in one run of one loop: the ports that its time steps tap, and where their gradients are to
+be found.
+"""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ class Group(NamedTuple):
 
     name: str
     states: Any  # positions in the flat list of states
-    alias: Any  # position, in that list, of the state that is also the output; None if the output is none of them
+    alias: Any  # position in that list of the state that is also the output, or None
     external: str  # key of the gradient that arrives at the output
     variables: Any  # positions in the list of variables
     inputs: bool  # whether it reads the inputs of the layer
@@ -22,10 +24,10 @@ class Group(NamedTuple):
 class LoopRecord:
     """The taps of one run of a loop, and their sources.
 
-    `sources` maps keys to tensors whose gradients make the report: `input`, `state/<j>` (of the state that enters a
-    time step), `output` or `outputs` or `last`, `final/<j>`, `weights` or `weight/<k>`, `inner/<i>` (what inner cell i
-    of a stack hands upwards), `probe/<name>`. Gradients of `state`, `output`, `weights`, `weight`, `inner` and `probe`
-    come with the last iteration first.
+    `sources` maps keys to tensors whose gradients make the report: `input`, `state/<j>` (of the state that
+    enters a time step), `output` or `outputs` or `last`, `final/<j>`, `weights` or `weight/<k>`, `inner/<i>`
+    (what inner cell i of a stack hands upwards), `probe/<name>`. Gradients of `state`, `output`, `weights`,
+    `weight`, `inner` and `probe` come with the last iteration first.
 
     Args:
         root: scalar zero that the tape watches; all ports come from it.
@@ -64,7 +66,9 @@ class LoopRecord:
     def discover(self, name, tensor, batched):
         """A `probe` in a time step of this loop, met in the trial run."""
         if name in self._discovered:
-            raise ValueError(f"Two probes of one time step have the name {name!r}. Give each a name of its own.")
+            raise ValueError(
+                f"Two probes of one time step have the name {name!r}. Give each a name of its own."
+            )
         self._discovered[name] = (tensor, batched)
 
     def discover_inner(self, index, output, alias):
@@ -93,17 +97,24 @@ class LoopRecord:
             if index < len(self._inner) - 1:
                 ports[f"inner/{index}"] = self._port(inner)
         for name, (tensor, batched) in self._discovered.items():
-            ports[f"probe/{name}"] = self._port(tensor) if batched else self._zeros([length, 1], None, tf.float32)
+            ports[f"probe/{name}"] = (
+                self._port(tensor) if batched else self._zeros([length, 1], None, tf.float32)
+            )
         self.sources.update(ports)
         unstacked = {key: lists.unstack(port) for key, port in ports.items()}
-        return {key: items for key, (items, _) in unstacked.items()}, {k: spec for k, (_, spec) in unstacked.items()}
+        return {key: items for key, (items, _) in unstacked.items()}, {
+            k: spec for k, (_, spec) in unstacked.items()
+        }
 
     # In a time step.
 
     def tap_states(self, flat, ports):
         """The states that enter a time step."""
         keys = [f"state/{j}" for j in range(len(flat))]
-        return [taps.tap(state, ports[key]) if key in ports else state for key, state in zip(keys, flat, strict=True)]
+        return [
+            taps.tap(state, ports[key]) if key in ports else state
+            for key, state in zip(keys, flat, strict=True)
+        ]
 
     def tap_output(self, output, ports):
         """The output of a time step before a mask acts on it."""
@@ -173,7 +184,9 @@ class LoopRecord:
 
     def _port(self, like):
         shape = tf.concat([[self.length], tf.shape(like)], axis=0)
-        static = tf.TensorShape([self.length if isinstance(self.length, int) else None]).concatenate(like.shape)
+        static = tf.TensorShape([self.length if isinstance(self.length, int) else None]).concatenate(
+            like.shape
+        )
         return self._zeros(shape, static, like.dtype)
 
     def _zeros(self, shape, static_shape, dtype):

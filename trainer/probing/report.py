@@ -1,16 +1,20 @@
-"""Pure functions on reports: per example → sums that add up over micro-batches and replicas → [time] vectors → scalars.
+"""Pure functions on reports: per example → sums that add up over micro-batches and replicas → [time] vectors
+→ scalars.
 
-A report is `{layer: {quantity: tensor}}`; the keys are known when it is traced, so it can leave a `tf.function` or go
+A report is `{layer: {quantity: tensor}}`; the keys are known when it is traced, so it can leave a
+`tf.function` or go
 round a `tf.while_loop`. Three forms:
 
-- **per example** (`ProbeSession.report`): `state`, `hidden`, `cell`, `recurrent`, `external`, `input`, `gain` of shape
-  [batch, time], NaN where `valid` is False; `weight/<variable>` of shape [time]; and what the scalars need.
+- **per example** (`ProbeSession.report`): `state`, `hidden`, `cell`, `recurrent`, `external`, `input`, `gain`
+  of shape [batch, time], NaN where `valid` is False; `weight/<variable>` of shape [time]; and what the
+  scalars need.
 - **totals** (`totals`): sums over the examples. Totals of micro-batches and replicas are simply added.
-- **vectors** (`vectors`): the contract's [time] vectors, means over the valid examples, NaN where there is none.
+- **vectors** (`vectors`): the contract's [time] vectors, means over the valid examples, NaN where there is
+  none.
 
 Norms of weight gradients do not add up. What is kept of them is the mean square: the root mean square, over
-micro-batches and replicas, of the norm that G_t would have if that micro-batch were the whole update. With one
-micro-batch it is the norm.
+micro-batches and replicas, of the norm that G_t would have if that micro-batch were the whole update. With
+one micro-batch it is the norm.
 """
 
 import tensorflow as tf
@@ -21,7 +25,9 @@ HORIZON = 0.01
 
 
 def totals(report):
-    """Sums over the examples of a per-example report: `{layer: {quantity: sums}}`, to be added over micro-batches."""
+    """Sums over the examples of a per-example report: `{layer: {quantity: sums}}`, to be added over
+    micro-batches.
+    """
     return {layer: _sum_layer(values) for layer, values in report.items()}
 
 
@@ -73,7 +79,8 @@ def vectors(sums, examples=1.0, scale=1.0):
 
     Args:
         sums: totals of a whole update.
-        examples: number of examples of the update; per-example quantities are multiplied by it. 1 if the report has it.
+        examples: number of examples of the update; per-example quantities are multiplied by it. 1 if the
+            report has it.
         scale: what the gradients are too large by (loss scale, divisor of the loss). 1 if the report knew it.
     """
     return {layer: _layer_vectors(values, examples, scale) for layer, values in sums.items()}
@@ -88,7 +95,8 @@ def _layer_vectors(sums, examples, scale):
         found["gain"] = _mean(sums["gain"], sums["gain_examples"])
     for name, value in sums.items():
         if name == "weight" or name.startswith("weight/"):
-            # The gradients of all parts add up to that of the update: each is 1/parts of what it would be alone.
+            # The gradients of all parts add up to that of the update: each is 1/parts of what it would be
+            # alone.
             root = tf.sqrt(value * tf.cast(sums["parts"], tf.float64)) / tf.cast(scale, tf.float64)
             found[name] = tf.cast(root, tf.float32)
             if "visits" in sums:
@@ -97,7 +105,8 @@ def _layer_vectors(sums, examples, scale):
 
 
 def scalars(sums, examples=1.0, scale=1.0):
-    """`{layer: {name: scalar}}`: `horizon`, `median_gain`, `omega`, `zero_fraction`, `nonfinite`, `cut_off`, as far as defined.
+    """`{layer: {name: scalar}}`: `horizon`, `median_gain`, `omega`, `zero_fraction`, `nonfinite`, `cut_off`,
+    as far as defined.
 
     - horizon: number of time steps whose mean ‖λ_t‖ is above 1 % of the largest;
     - median_gain: median over time of γ_t;
@@ -123,12 +132,16 @@ def _layer_scalars(sums, found, examples, scale):
         result["zero_fraction"] = tf.math.divide_no_nan(sums["zeros"], sums["elements"])
         result["nonfinite"] = sums["nonfinite"]
     if "cut_off" in sums:
-        result["cut_off"] = sums["cut_off"] / sums["cut_off_examples"] * (tf.cast(examples, tf.float32) / scale)
+        result["cut_off"] = (
+            sums["cut_off"] / sums["cut_off_examples"] * (tf.cast(examples, tf.float32) / scale)
+        )
     return result
 
 
 def concatenate(reports):
-    """Per-example reports of several micro-batches as one. They must be scaled by the examples of the whole update."""
+    """Per-example reports of several micro-batches as one. They must be scaled by the examples of the whole
+    update.
+    """
     joined = {}
     for layer, first in reports[0].items():
         joined[layer] = {}

@@ -1,20 +1,21 @@
 """`ProbeSession`: while it is active, loops report the gradient of every time step.
 
-    session = ProbeSession(model)
-    with tf.GradientTape() as tape:
-        with session:
-            outputs = model(x, training=True)
-        loss = ...
-    gradients = tape.gradient(loss, variables + session.sources)
-    report = session.report(gradients[len(variables):], examples)
+session = ProbeSession(model)
+with tf.GradientTape() as tape:
+    with session:
+        outputs = model(x, training=True)
+    loss = ...
+gradients = tape.gradient(loss, variables + session.sources)
+report = session.report(gradients[len(variables):], examples)
 """
 
 import contextlib
+import threading
 
 import keras
 import tensorflow as tf
 
-from trainer.probing import active, errors, internals, probes, reading, report
+from trainer.probing import active, errors, internals, probes, reading, report, shares
 from trainer.probing.cells import inner_cells, run_cell
 from trainer.probing.layers import find_layers
 from trainer.probing.loop import Layout
@@ -22,20 +23,22 @@ from trainer.probing.records import LoopRecord
 
 
 class ProbeSession:
-    """Probes every recurrent Keras layer found in `layers`, and every `probe` call, from entering to leaving it.
+    """Probes every recurrent Keras layer found in `layers`, and every `probe` call, from entering to leaving
+    it.
 
-    The forward values, the training gradients and all that the layers move are the same bits as without it (1e-6 with
-    XLA). One session for each trace; entered once.
+    The forward values, the training gradients and all that the layers move are the same bits as without it
+    (1e-6 with XLA). One session for each trace; entered once.
 
     Args:
         layers: a model, a layer or a list of them. Every `keras.layers.RNN` inside is probed.
-        weights: True for the norms of the weights' gradients, "full" to keep the gradients themselves (time × the
-            size of the weights), False for none.
+        weights: True for the norms of the weights' gradients, "full" to keep the gradients themselves (time ×
+            the size of the weights), False for none.
         full: keep λ_t itself, as `state_gradient/<state>`.
-        per_example: norms per example also for `probe` in graph loops, where they cost. Keras layers always have them.
+        per_example: norms per example also for `probe` in graph loops, where they cost. Keras layers always
+            have them.
         capacity: {name: number of time steps, or a tuple in nested loops} for `probe` in graph loops.
-        batch: number of examples of this batch, a scalar tensor; only needed for `per_example` or `full` in graph loops
-            over tensors whose batch size is unknown.
+        batch: number of examples of this batch, a scalar tensor; only needed for `per_example` or `full` in
+            graph loops over tensors whose batch size is unknown.
         tape: the tape to use, if it watches nothing by itself (`watch_accessed_variables=False`).
     """
 
@@ -93,7 +96,9 @@ class ProbeSession:
         self._reached[id(layer)] = count = self._reached.get(id(layer), 0) + 1
         name = self._names[id(layer)]
         errors.refuse_loop(f"The layer {name!r}", errors.check_place(f"The layer {name!r}", self._graph))
-        cells = {cell.name: (len(_flat_size(cell)), cell.trainable_variables) for cell in inner_cells(layer.cell)}
+        cells = {
+            cell.name: (len(_flat_size(cell)), cell.trainable_variables) for cell in inner_cells(layer.cell)
+        }
         return self._add_loop(
             name if count == 1 else f"{name}_call_{count}",
             layout_of(layer),
@@ -121,7 +126,9 @@ class ProbeSession:
         kinds = errors.check_place(f"`probe({name!r}, ...)`", self._graph)
         if name not in self._probes:
             if name in self._loops:
-                raise ValueError(f"`probe({name!r}, ...)` has the name of a probed layer. Give it another name.")
+                raise ValueError(
+                    f"`probe({name!r}, ...)` has the name of a probed layer. Give it another name."
+                )
             self._probes[name] = probes.ProbeRecord(name, batched, len(t), self._capacity_of(name, len(t)))
         record = self._probes[name]
         record.check(batched, len(t))
@@ -161,7 +168,9 @@ class ProbeSession:
 
     @property
     def sources(self):
-        """Tensors to differentiate with respect to, beside the variables. Their gradients go to the methods below."""
+        """Tensors to differentiate with respect to, beside the variables. Their gradients go to the methods
+        below.
+        """
         return [source for record in self._records() for source in _sources_of(record).values()]
 
     @property
@@ -175,14 +184,17 @@ class ProbeSession:
 
     @property
     def shapes(self):
-        """{name: shape} that the vectors of `probe` calls are flattened from; it may exceed what was visited."""
+        """{name: shape} that the vectors of `probe` calls are flattened from; it may exceed what was
+        visited.
+        """
         return {name: record.shape for name, record in self._probes.items()}
 
     def report(self, gradients, examples=1.0, scale=1.0):
         """Per-example values, `{layer: {quantity: tensor}}`; see `trainer.probing.report`. Eager or traced.
 
         Args:
-            gradients: of `sources`, in that order. From a persistent tape it can be those of each loss in turn.
+            gradients: of `sources`, in that order. From a persistent tape it can be those of each loss in
+                turn.
             examples: number of examples in the whole update; norms per example are multiplied by it.
             scale: what the gradients are too large by, such as a loss scale.
         """
@@ -196,7 +208,9 @@ class ProbeSession:
         return found
 
     def totals(self, gradients, examples=1.0, scale=1.0):
-        """Sums over the examples, to be added over micro-batches and replicas; see `trainer.probing.report`."""
+        """Sums over the examples, to be added over micro-batches and replicas; see
+        `trainer.probing.report`.
+        """
         factor = tf.cast(examples, tf.float32) / scale
         found = {}
         for record, own in self._split(gradients):
@@ -205,6 +219,51 @@ class ProbeSession:
             else:
                 found[record.name] = reading.read_table(record, own, factor, scale)
         return found
+
+    def products(self, gradients):
+        """{layer: [losses, losses, time]}: inner products of the losses' state gradients, for
+        `trainer.probing.shares`.
+
+        They add up over micro-batches and replicas. `probe` in graph loops has them with `full=True` only.
+
+        Args:
+            gradients: a list, for each loss the gradients of `sources`, from a persistent tape.
+        """
+        found = {}
+        for parts in zip(*[self._split(own) for own in gradients], strict=True):
+            record, own = parts[0][0], [gradient for _, gradient in parts]
+            if isinstance(record, LoopRecord):
+                found |= shares.loop_products(record, own)
+            else:
+                whole = [reading.whole_gradient(record, gradient) for gradient in own]
+                if record.batched and any(gradient is not None for gradient in whole):
+                    found[record.name] = shares.tensor_products(whole)
+        return found
+
+    def sum_check(self, gradients, variables, variable_gradients):
+        """{variable path: ‖Σ_t G_t − dL/dW‖ / ‖dL/dW‖}: whether the time steps account for the whole
+        gradient.
+
+        Needs `weights="full"`. Around 1e-6 in float32; larger if a weight is used outside the loops as well,
+        for example by a regularizer.
+
+        Args:
+            gradients: of `sources`.
+            variables, variable_gradients: Keras variables and their gradients from the same backward pass.
+        """
+        if self._weights != "full":
+            raise ValueError("The sum check needs all of G_t. Use `ProbeSession(..., weights='full')`.")
+        sums = {}
+        for record, own in self._split(gradients):
+            for index, variable in enumerate(getattr(record, "variables", ())):
+                total = tf.reduce_sum(tf.cast(own[f"weight/{index}"], tf.float64), axis=0)
+                sums[id(variable)] = sums.get(id(variable), 0.0) + total
+        return {
+            variable.path: tf.norm(sums[id(variable)] - tf.cast(gradient, tf.float64))
+            / tf.norm(tf.cast(gradient, tf.float64))
+            for variable, gradient in zip(variables, variable_gradients, strict=True)
+            if id(variable) in sums and gradient is not None
+        }
 
     def _records(self):
         return [*self._loops.values(), *self._probes.values()]
@@ -225,7 +284,9 @@ def layout_of(layer):
 
 
 def _make_loop(layer, original):
-    """What stands in for `layer.inner_loop`: the same on our own loop, for the threads whose session wants it."""
+    """What stands in for `layer.inner_loop`: the same on our own loop, for the threads whose session wants
+    it.
+    """
 
     def inner_loop(sequences, initial_state, mask, training=False):
         session = active.session()
@@ -258,6 +319,9 @@ _ZERO = []
 def _watched_zero():
     """A variable, because tapes watch variables by themselves. It is never assigned."""
     if not _ZERO:
-        with tf.init_scope():
-            _ZERO.append(tf.Variable(0.0, trainable=True, name="probe_root"))
+        # In a thread of its own, where no `tf.function` is being traced and no strategy is in force: a function may
+        # create variables only in its first trace.
+        thread = threading.Thread(target=lambda: _ZERO.append(tf.Variable(0.0, name="probe_root")))
+        thread.start()
+        thread.join()
     return _ZERO[0]

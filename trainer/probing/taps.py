@@ -1,11 +1,14 @@
-"""Identities whose gradient function tells what passes through: the values and training gradients are untouched.
+"""Identities whose gradient function tells what passes through: the values and training gradients are
+untouched.
 
-A tap takes a zero `port` beside its tensor. What it has to tell leaves the backward pass as the "gradient" of the port.
+A tap takes a zero `port` beside its tensor. What it has to tell leaves the backward pass as the "gradient" of
+the port.
 """
 
 import tensorflow as tf
 
-# Up to this many elements the norm of a weight's gradient is taken in float64 at once; a cast of a larger one costs.
+# Up to this many elements the norm of a weight's gradient is taken in float64 at once; a cast of a larger one
+# costs.
 _SMALL = 16_384
 # Squares below this are not trusted in float32: the smallest normal number is 1.2e-38.
 _TINY = 1e-30
@@ -25,8 +28,9 @@ def tap(tensor, port):
 def fork(value, branch):
     """`value`; its gradient goes on unchanged, and a copy of it to `branch`.
 
-    Each use of a weight in a time step gets a fork of its own and all share one branch: what arrives there is the sum
-    over the uses, while the training gradient is still summed in the order in which it is without probes.
+    Each use of a weight in a time step gets a fork of its own and all share one branch: what arrives there is
+    the sum over the uses, while the training gradient is still summed in the order in which it is without
+    probes.
     """
 
     def gradient(upstream):
@@ -36,7 +40,8 @@ def fork(value, branch):
 
 
 def norms_at(port, tensors):
-    """One branch for each tensor, to be given to `fork`; the port of shape [len(tensors)] gets the norms of what arrives.
+    """One branch for each tensor, to be given to `fork`; the port of shape [len(tensors)] gets the norms of
+    what arrives.
 
     Nothing is sent on to `tensors`.
     """
@@ -52,7 +57,9 @@ def norms_at(port, tensors):
 
 
 def sums_at(port, tensor):
-    """A branch to be given to `fork`; the port, shaped like `tensor`, gets the sum of what arrives there in a time step."""
+    """A branch to be given to `fork`; the port, shaped like `tensor`, gets the sum of what arrives there in a
+    time step.
+    """
 
     @tf.custom_gradient
     def branch(port, tensor):
@@ -65,11 +72,15 @@ def sums_at(port, tensor):
 
 
 def stack_norms(tensors, dtype=tf.float32):
-    """[len(tensors)]: the norm of each tensor. Squares of tiny and of huge numbers do not leave the range of float32."""
+    """[len(tensors)]: the norm of each tensor. Squares of tiny and of huge numbers do not leave the range of
+    float32.
+    """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     is_large = [(tensor.shape.num_elements() or 0) > _SMALL for tensor in tensors]
     large = iter(_large_energies([tensor for tensor, big in zip(tensors, is_large, strict=True) if big]))
-    energies = [next(large) if big else _energy(tensor) for tensor, big in zip(tensors, is_large, strict=True)]
+    energies = [
+        next(large) if big else _energy(tensor) for tensor, big in zip(tensors, is_large, strict=True)
+    ]
     return tf.cast(tf.sqrt(2.0 * tf.stack(energies)), dtype)
 
 

@@ -1,0 +1,109 @@
+"""Against NumPy from the definitions, in float64."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import losses
+
+RNG = np.random.default_rng(1)
+LOGITS = RNG.normal(size=(5, 4)).astype("float32") * 2
+CLASSES = np.array([0, 3, 1, 2, 2])
+ONE_HOT = np.eye(4)[CLASSES]
+BINARY = RNG.integers(0, 2, size=(5, 4)).astype("float32")
+
+
+def log_softmax(x):
+    x = x.astype("float64")
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x.astype("float64")))
+
+
+def binary(targets, logits):
+    p = sigmoid(logits)
+    return -(targets * np.log(p) + (1 - targets) * np.log(1 - p))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_sparse_and_dense_cross_entropy(smoothing):
+    smooth = ONE_HOT * (1 - smoothing) + smoothing / 4
+    expected = -(smooth * log_softmax(LOGITS)).sum(-1)
+    sparse = losses.sparse_categorical_cross_entropy(label_smoothing=smoothing)
+    dense = losses.categorical_cross_entropy(label_smoothing=smoothing)
+    np.testing.assert_allclose(sparse(CLASSES, LOGITS), expected, rtol=1e-5)
+    np.testing.assert_allclose(sparse(CLASSES[:, None], LOGITS), expected, rtol=1e-5)
+    np.testing.assert_allclose(dense(ONE_HOT, LOGITS), expected, rtol=1e-5)
+    probabilities = np.exp(log_softmax(LOGITS)).astype("float32")
+    np.testing.assert_allclose(sparse(CLASSES, probabilities, from_logits=False), expected, rtol=1e-5)
+    np.testing.assert_allclose(dense(ONE_HOT, probabilities, from_logits=False), expected, rtol=1e-5)
+
+
+def test_sparse_cross_entropy_per_element():
+    logits = RNG.normal(size=(2, 3, 4)).astype("float32")
+    classes = np.array([[0, 1, 2], [3, 3, 0]])
+    expected = -np.take_along_axis(log_softmax(logits), classes[..., None], -1)[..., 0]
+    np.testing.assert_allclose(losses.sparse_categorical_cross_entropy(classes, logits), expected, rtol=1e-5)
+
+
+def test_one_hot_targets_for_the_sparse_loss_are_refused():
+    with pytest.raises(ValueError, match=r"shape \(5, 4\).*For one-hot targets use `categorical_cross_entropy`"):
+        losses.sparse_categorical_cross_entropy(ONE_HOT, LOGITS)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_binary_cross_entropy(smoothing):
+    expected = binary(BINARY * (1 - smoothing) + 0.5 * smoothing, LOGITS).mean(-1)
+    loss = losses.binary_cross_entropy(label_smoothing=smoothing)
+    np.testing.assert_allclose(loss(BINARY, LOGITS), expected, rtol=1e-5)
+    probabilities = sigmoid(LOGITS).astype("float32")
+    np.testing.assert_allclose(loss(BINARY, probabilities, from_logits=False), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.3])
+def test_binary_focal(alpha):
+    p = sigmoid(LOGITS)
+    truth = np.where(BINARY == 1, p, 1 - p)
+    weight = 1.0 if alpha is None else np.where(BINARY == 1, alpha, 1 - alpha)
+    expected = (weight * (1 - truth) ** 1.5 * -np.log(truth)).mean(-1)
+    np.testing.assert_allclose(losses.binary_focal(gamma=1.5, alpha=alpha)(BINARY, LOGITS), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.3])
+def test_categorical_focal(alpha):
+    logp = (ONE_HOT * log_softmax(LOGITS)).sum(-1)
+    expected = (1.0 if alpha is None else alpha) * (1 - np.exp(logp)) ** 1.5 * -logp
+    loss = losses.categorical_focal(gamma=1.5, alpha=alpha)
+    np.testing.assert_allclose(loss(ONE_HOT, LOGITS), expected, rtol=1e-4)
+
+
+def test_focal_without_gamma_is_cross_entropy():
+    plain = losses.binary_cross_entropy(BINARY, LOGITS)
+    np.testing.assert_allclose(losses.binary_focal(gamma=0.0)(BINARY, LOGITS), plain, rtol=1e-4)
+
+
+def test_hinge():
+    signs = BINARY * 2 - 1
+    expected = np.maximum(1 - signs * LOGITS, 0).mean(-1)
+    np.testing.assert_allclose(losses.hinge(signs, LOGITS), expected, rtol=1e-5)
+    np.testing.assert_allclose(losses.hinge(BINARY, LOGITS), expected, rtol=1e-5)
+
+
+def test_categorical_hinge():
+    right = (ONE_HOT * LOGITS).sum(-1)
+    wrong = ((1 - ONE_HOT) * LOGITS).max(-1)
+    np.testing.assert_allclose(
+        losses.categorical_hinge(ONE_HOT, LOGITS), np.maximum(1 + wrong - right, 0), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_logits_are_the_default_and_stay_finite():
+    extreme = tf.constant([[1000.0, -1000.0]])
+    for loss, target in ((losses.sparse_categorical_cross_entropy, [1]), (losses.binary_cross_entropy, [[0.0, 1.0]])):
+        assert np.isfinite(loss(tf.constant(target), extreme).numpy()).all()
+    expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True).call(CLASSES, LOGITS)
+    np.testing.assert_array_equal(losses.sparse_categorical_cross_entropy(CLASSES, LOGITS), expected)

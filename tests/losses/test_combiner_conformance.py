@@ -1,0 +1,354 @@
+"""What must hold for every combiner that `losses` exports. A new one is tested by being exported."""
+
+import functools
+import inspect
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import losses
+
+CLASSES = [
+    value
+    for value in (getattr(losses, name) for name in losses.__all__)
+    if inspect.isclass(value) and issubclass(value, losses.Combiner) and value is not losses.Combiner
+]
+SHORT = {"update_every": 1, "window": 2}  # so that something happens in a few updates
+RANDOM = {"random_weights", "pcgrad"}  # their draws belong to positions
+NO_MEMORY = {"weighted_sum", "log_sum", "geometric_mean", "mgda", "cagrad", "config"}
+every_combiner = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+stateful = pytest.mark.parametrize("cls", [c for c in CLASSES if c is not losses.WeightedSum], ids=lambda c: c.name)
+
+NAMES = ("error", "penalty", "divergence")
+RNG = np.random.default_rng(7)
+LOSSES = np.exp(RNG.normal(size=(20, 3))).astype("float32")
+AFTER = (LOSSES * np.exp(0.3 * RNG.normal(size=(20, 3)))).astype("float32")
+SIZES = np.array([1.0, 10.0, 0.1], "float32")[:, None, None]
+GRADIENTS = RNG.normal(size=(20, 3, 2, 4)).astype("float32") * SIZES
+DATA = (LOSSES, AFTER, GRADIENTS)
+
+
+def made(cls, names=NAMES, **arguments):
+    """A new, built combiner."""
+    short = {name: value for name, value in SHORT.items() if name in cls.arguments()}
+    combiner = cls(**{**short, **arguments})
+    combiner.build(names)
+    return combiner
+
+
+def one_update(combiner, values, after, gradients, present):
+    """What the trainer does, in its order. Returns the coefficients and the total."""
+    measured = combiner.measure([[g] for g in tf.unstack(gradients)]) if combiner.gradients_every else None
+    coefficients = combiner.coefficients(values, present, measured)
+    total = combiner.total(values, coefficients, present=present)
+    combiner.advance(values, present, measured)
+    if combiner.needs_losses_after:
+        combiner.advance_after(values, after, present)
+    return coefficients, total
+
+
+class Machine:
+    """A combiner, its traced update, and its state at the start."""
+
+    def __init__(self, combiner, jit=False):
+        self.combiner, self.traces = combiner, 0
+        self.start = self.state()
+        self.step = tf.function(self.update, autograph=False, jit_compile=jit)
+
+    def update(self, *batch):
+        self.traces += 1
+        return one_update(self.combiner, *batch)
+
+    def state(self):
+        return [variable.numpy() for variable in self.combiner.variables]
+
+    def named(self):
+        return {variable.name: variable.numpy() for variable in self.combiner.variables}
+
+    def run(self, updates, state=None, data=DATA, present=None, order=slice(None)):
+        """The coefficients of some updates, from a given state on (the present one if left out)."""
+        if state is not None:
+            for variable, value in zip(self.combiner.variables, state, strict=True):
+                variable.assign(value)
+        count = len(self.combiner.names)
+        mask = tf.constant([True] * count if present is None else present)
+        seen = []
+        for t in updates:
+            coefficients, total = self.step(*(tf.constant(x[t][order]) for x in data), mask)
+            assert np.isfinite(float(total)), (t, coefficients)
+            seen.append(coefficients.numpy())
+        return np.array(seen)
+
+
+@functools.cache
+def cached(cls, jit=False):
+    return Machine(made(cls), jit)
+
+
+def machine(cls, jit=False):
+    """One that is traced once for all tests, at its start."""
+    shared = cached(cls, jit)
+    shared.run([], shared.start)
+    return shared
+
+
+def test_all_fourteen_are_here():
+    assert len(CLASSES) >= 14
+
+
+@every_combiner
+def test_names_and_needs(cls):
+    assert re.fullmatch("[a-z]+(_[a-z]+)*", cls.name)
+    assert [c.name for c in CLASSES].count(cls.name) == 1
+    assert cls.needs in ("weights", "losses", "gradients")
+    assert losses.combiner_from_name(cls.name).get_config() == cls().get_config()
+    assert (cls().gradients_every == 1) or cls.needs != "gradients"
+
+
+@every_combiner
+def test_build_is_idempotent(cls):
+    combiner = made(cls)
+    before = [id(variable) for variable in combiner.variables]
+    combiner.build(NAMES)
+    assert [id(variable) for variable in combiner.variables] == before
+    with pytest.raises(ValueError, match="was built for the losses.*Make a new combiner"):
+        combiner.build(["other", "names", "altogether"])
+
+
+@every_combiner
+def test_too_few_losses(cls):
+    few = NAMES[: cls.minimum_losses - 1]
+    message = rf"given {len(few)} loss.*at least {cls.minimum_losses}.*`WeightedSum`"
+    with pytest.raises(ValueError, match=message):
+        cls().build(few)
+
+
+@every_combiner
+def test_repeated_names(cls):
+    with pytest.raises(ValueError, match="unique"):
+        cls().build(["a", "a", "b"])
+
+
+@every_combiner
+def test_config_round_trip(cls):
+    config = cls().get_config()
+    assert set(config) == set(cls.arguments())
+    copy = cls.from_config(config)
+    assert type(copy) is cls and copy.get_config() == config
+    changed = {name: 5 for name in ("warmup_steps", "seed", "window") if name in config}
+    assert cls.from_config({**config, **changed}).get_config() == {**config, **changed}
+
+
+@every_combiner
+def test_variables_are_named_and_not_trained(cls):
+    combiner = made(cls)
+    for variable in combiner.variables:
+        assert variable.dtype in (tf.float32, tf.int64, tf.bool) and not variable.trainable
+    names = [variable.name for variable in combiner.variables]
+    assert len(set(names)) == len(names)
+
+
+@every_combiner
+def test_coefficients_are_finite_float32(cls):
+    seen = machine(cls).run(range(6))
+    assert seen.dtype == np.float32 and seen.shape == (6, 3)
+    assert np.isfinite(seen).all()
+
+
+@every_combiner
+@pytest.mark.parametrize("scale", [0.0, 1e-10, 1e-3, 1e10, 1e15])
+def test_finite_at_any_scale(cls, scale):
+    scaled = (LOSSES * np.float32(max(scale, 1e-10)), AFTER * np.float32(max(scale, 1e-10)), GRADIENTS * np.float32(scale))
+    shared = machine(cls)
+    assert np.isfinite(shared.run(range(4), data=scaled)).all()
+    assert all(np.isfinite(value.astype("float64")).all() for value in shared.state())
+
+
+@every_combiner
+def test_zero_and_negative_losses_do_not_poison_the_state(cls):
+    values = np.array([[0.0, 1.0, 2.0], [-1.0, 1.0, 0.0], [0.5, 1.0, 2.0]], "float32")
+    shared = machine(cls)
+    assert np.isfinite(shared.run(range(3), data=(values, values[::-1], GRADIENTS))).all()
+    assert all(np.isfinite(value.astype("float64")).all() for value in shared.state())
+
+
+@every_combiner
+def test_coefficients_are_pure_and_advance_counts_one(cls):
+    shared = machine(cls)
+    shared.run(range(3))
+    combiner, before = shared.combiner, shared.state()
+    measured = combiner.measure([[tf.constant(g)] for g in GRADIENTS[3]])
+    first = combiner.coefficients(tf.constant(LOSSES[3]), None, measured)
+    np.testing.assert_array_equal(first, combiner.coefficients(tf.constant(LOSSES[3]), None, measured))
+    for old, new in zip(before, shared.state(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert not combiner.variables or int(combiner.updates) == 3
+
+
+@every_combiner
+def test_coefficients_from_state_do_not_need_losses_or_presence(cls):
+    if cls.needs != "weights":
+        pytest.skip("needs more than its state")
+    shared = machine(cls)
+    shared.run(range(3))
+    alone = shared.combiner.coefficients(None, None, None)
+    full = shared.combiner.coefficients(tf.constant(LOSSES[3]), tf.constant([True, False, True]), None)
+    np.testing.assert_array_equal(alone, full)
+
+
+@every_combiner
+def test_xla_equals_plain(cls):
+    plain, compiled = machine(cls), machine(cls, jit=True)
+    np.testing.assert_allclose(compiled.run(range(6)), plain.run(range(6)), rtol=2e-5, atol=1e-6)
+    for a, b in zip(plain.state(), compiled.state(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+@every_combiner
+def test_eager_equals_traced(cls):
+    combiner, found = made(cls), []
+    for t in range(3):
+        found.append(one_update(combiner, *(tf.constant(x[t]) for x in DATA), tf.ones([3], tf.bool))[0])
+    np.testing.assert_allclose(found, machine(cls).run(range(3)), rtol=1e-5, atol=1e-6)
+
+
+@every_combiner
+def test_no_retrace(cls):
+    shared = machine(cls)
+    shared.run(range(3))
+    shared.combiner.freeze()
+    shared.run(range(3))
+    shared.combiner.unfreeze()
+    shared.run(range(3), present=[True, False, True])
+    assert shared.traces == 1
+
+
+@every_combiner
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_an_absent_loss_keeps_its_state(cls, absent):
+    shared = machine(cls)
+    shared.run(range(3))
+    before = shared.named()
+    values, after, gradients = (np.copy(x) for x in DATA)
+    values[:, absent] = after[:, absent] = np.nan  # 0 / 0: what an empty mean may be
+    gradients[:, absent] = 0
+    seen = shared.run((3, 4, 5), data=(values, after, gradients), present=np.arange(3) != absent)
+    assert np.isfinite(seen).all()
+    moved = not before
+    for name, new in shared.named().items():
+        old = before[name]
+        assert np.isfinite(new.astype("float64")).all()
+        if old.shape == (3,):
+            np.testing.assert_array_equal(old[absent], new[absent], name)
+            moved |= bool((old != new).any())
+    assert moved or (cls is losses.GradientBalance and absent == 0)  # its reference
+
+
+@every_combiner
+def test_when_all_are_absent_only_the_counter_moves(cls):
+    shared = machine(cls)
+    shared.run(range(3))
+    before = shared.named()
+    assert np.isfinite(shared.run([3], present=[False] * 3)).all()
+    for name, new in shared.named().items():
+        if "updates" not in name:
+            np.testing.assert_array_equal(before[name], new, name)
+
+
+@every_combiner
+def test_the_others_are_weighted_as_if_the_absent_loss_did_not_exist(cls):
+    if cls.needs == "weights":
+        pytest.skip("coefficients from state alone do not know who is absent")
+    seen = machine(cls).run(range(6), present=[True, False, True])[:, [0, 2]]
+    two = Machine(made(cls, [NAMES[0], NAMES[2]])).run(range(6), order=[0, 2])
+    np.testing.assert_allclose(seen, two, rtol=1e-4, atol=1e-6)
+
+
+@every_combiner
+def test_one_loss_is_the_plain_sum(cls):
+    if cls.minimum_losses > 1:
+        pytest.skip("needs two losses")
+    np.testing.assert_allclose(Machine(made(cls, NAMES[:1])).run(range(6), order=[0]), 1.0, rtol=1e-6)
+
+
+@every_combiner
+def test_order_of_losses_does_not_matter(cls):
+    if cls.name in RANDOM:
+        pytest.skip("random by position")
+    order = [2, 0, 1]
+    reference = {"reference": NAMES[0]} if "reference" in cls.arguments() else {}
+    turned = Machine(made(cls, [NAMES[k] for k in order], **reference)).run(range(6), order=order)
+    np.testing.assert_allclose(machine(cls).run(range(6))[:, order], turned, rtol=1e-4, atol=1e-6)
+
+
+@every_combiner
+def test_restart_is_bit_equal(cls):
+    """2N updates = N, saved, restored into a new one, N."""
+    whole = machine(cls)
+    whole.run(range(10))
+    saved = whole.state()
+    expected = whole.run(range(10, 20))
+    fresh = cls.from_config(whole.combiner.get_config())
+    fresh.build(NAMES)
+    resumed = Machine(fresh)
+    np.testing.assert_array_equal(resumed.run(range(10, 20), saved), expected)
+    for a, b in zip(whole.state(), resumed.state(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@every_combiner
+def test_a_restart_that_forgets_goes_on_differently(cls):
+    whole = machine(cls)
+    whole.run(range(10))
+    expected = whole.run(range(10, 20))
+    forgotten = whole.run(range(10, 20), whole.start)
+    assert (expected != forgotten).any() == (cls.name not in NO_MEMORY)
+
+
+@stateful
+def test_freeze_holds_the_last_coefficients(cls):
+    shared = machine(cls)
+    last = shared.run(range(4))[-1]
+    shared.combiner.freeze()
+    before = shared.named()
+    np.testing.assert_array_equal(shared.run(range(4, 8)), np.tile(last, (4, 1)))
+    for name, new in shared.named().items():
+        if "updates" not in name:
+            np.testing.assert_array_equal(new, before[name], name)
+    shared.combiner.unfreeze()
+    assert (shared.run(range(8, 16))[-1] != last).any()
+
+
+@stateful
+def test_warmup_is_the_plain_sum(cls):
+    warm = Machine(made(cls, warmup_steps=5))
+    np.testing.assert_array_equal(warm.run(range(5)), np.ones((5, 3)))
+    assert (warm.run(range(5, 16))[-1] != 1).any() and (machine(cls).run(range(5)) != 1).any()
+
+
+@every_combiner
+def test_can_be_built_while_tracing(cls):
+    short = {name: value for name, value in SHORT.items() if name in cls.arguments()}
+    combiner = cls(**short)
+
+    @tf.function(autograph=False)
+    def first_update(values, gradients):
+        combiner.build(NAMES)
+        return one_update(combiner, values, values, gradients, None)[0]
+
+    seen = first_update(tf.constant(LOSSES[0]), tf.constant(GRADIENTS[0]))
+    np.testing.assert_allclose(seen, machine(cls).run([0])[0], rtol=1e-5, atol=1e-6)
+    assert all(isinstance(variable, tf.Variable) for variable in combiner.variables)
+
+
+@stateful
+def test_a_checkpoint_restores_it(cls, tmp_path):
+    shared = machine(cls)
+    shared.run(range(5))
+    path = tf.train.Checkpoint(state=shared.combiner.variables).write(str(tmp_path / "state"))
+    expected = shared.run(range(5, 9))
+    shared.run([], shared.start)
+    tf.train.Checkpoint(state=shared.combiner.variables).read(path).assert_consumed()
+    np.testing.assert_array_equal(shared.run(range(5, 9)), expected)

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import losses
+
+RNG = np.random.default_rng(3)
+MEAN, LOG_VARIANCE, PRIOR_MEAN, PRIOR_LOG_VARIANCE = RNG.normal(size=(4, 3, 2)).astype("float32")
+
+
+def log_normal(x, mean, log_variance):
+    return -0.5 * ((x - mean) ** 2 / np.exp(log_variance) + log_variance + np.log(2 * np.pi))
+
+
+def kl_by_quadrature(mean, log_variance, prior_mean, prior_log_variance):
+    """The integral of q (log q - log p), on a grid."""
+    x = np.linspace(-40, 40, 400_001)
+    q = log_normal(x, mean, log_variance)
+    return np.sum(np.exp(q) * (q - log_normal(x, prior_mean, prior_log_variance))) * (x[1] - x[0])
+
+
+def test_gaussian_kl_against_the_integral():
+    expected = [
+        sum(kl_by_quadrature(*(float(a[b, i]) for a in (MEAN, LOG_VARIANCE, PRIOR_MEAN, PRIOR_LOG_VARIANCE))) for i in (0, 1))
+        for b in range(3)
+    ]
+    value = losses.gaussian_kl((PRIOR_MEAN, PRIOR_LOG_VARIANCE), (MEAN, LOG_VARIANCE))
+    np.testing.assert_allclose(value, expected, rtol=1e-4)
+
+
+def test_standard_normal_kl_is_the_case_of_a_standard_prior():
+    zero = np.zeros_like(MEAN)
+    expected = losses.gaussian_kl((zero, zero), (MEAN, LOG_VARIANCE))
+    np.testing.assert_allclose(losses.standard_normal_kl(None, (MEAN, LOG_VARIANCE)), expected, rtol=1e-6)
+    side_by_side = np.concatenate([MEAN, LOG_VARIANCE], -1)
+    np.testing.assert_allclose(losses.standard_normal_kl(None, side_by_side), expected, rtol=1e-6)
+
+
+def test_kl_of_equal_gaussians_is_zero_and_never_negative():
+    np.testing.assert_array_equal(losses.gaussian_kl((MEAN, LOG_VARIANCE), (MEAN, LOG_VARIANCE)), np.zeros(3))
+    near = (np.zeros((1, 1), "f"), np.full((1, 1), 1e-4, "f"))
+    assert 0 <= float(losses.standard_normal_kl(None, near)[0]) < 1e-7
+
+
+def test_free_bits_are_a_floor_per_dimension_without_gradient():
+    mean = tf.constant([[0.1, 2.0]])
+    with tf.GradientTape() as tape:
+        tape.watch(mean)
+        value = losses.standard_normal_kl(free_bits=0.5)(None, (mean, tf.zeros([1, 2])))
+    np.testing.assert_allclose(value, [0.5 + 2.0])
+    np.testing.assert_allclose(tape.gradient(value, mean), [[0.0, 2.0]])
+
+
+def test_gaussian_likelihood():
+    targets = RNG.normal(size=(3, 2)).astype("float32")
+    expected = -log_normal(targets, MEAN, LOG_VARIANCE).sum(-1)
+    value = losses.gaussian_negative_log_likelihood(targets, (MEAN, LOG_VARIANCE))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+def test_bernoulli_likelihood_sums_over_the_image():
+    logits = RNG.normal(size=(2, 3, 4)).astype("float32")
+    targets = RNG.uniform(size=(2, 3, 4)).astype("float32")
+    p = 1 / (1 + np.exp(-logits.astype("float64")))
+    expected = -(targets * np.log(p) + (1 - targets) * np.log(1 - p)).sum((1, 2))
+    np.testing.assert_allclose(losses.bernoulli_negative_log_likelihood(targets, logits), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [((MEAN,), "got 1 tensors"), (np.ones((2, 3), "f"), r"one tensor of shape \(2, 3\)")],
+)
+def test_what_is_no_gaussian_is_refused(outputs, message):
+    with pytest.raises(ValueError, match=message):
+        losses.standard_normal_kl(None, outputs)

@@ -1,0 +1,205 @@
+"""Several named losses: weights, schedules, masks, sample weights, outputs; each against NumPy."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from losses import summed
+from tests.trainer.tools import assert_same_weights, dataset, dense_model, linear_model, mse, read_events, regression
+from trainer import Trainer
+
+X, Y = regression(32)
+
+
+def numpy_linear_step(kernel, bias, x, y, rate, weight_square, weight_absolute):
+    """One SGD step of weight_square · MSE + weight_absolute · MAE for a linear model, by hand."""
+    error = x @ kernel + bias - y
+    delta = weight_square * 2 * error / len(x) + weight_absolute * np.sign(error) / len(x)
+    return kernel - rate * x.T @ delta, bias - rate * delta.sum(axis=0)
+
+
+def test_a_weighted_sum_moves_the_weights_as_numpy_says():
+    model = linear_model()
+    kernel, bias = (w.numpy().astype("float64") for w in model.trainable_variables)
+    trainer = Trainer(
+        model,
+        keras.optimizers.SGD(0.05),
+        {"square": mse(), "absolute": keras.losses.MeanAbsoluteError()},
+        loss_weights={"square": 0.7, "absolute": lambda step: 0.1 * tf.cast(step, tf.float32)},
+    )
+    trainer.fit(dataset(X, Y, batch=32).repeat(), steps=4, progress=False)
+    for step in range(4):
+        kernel, bias = numpy_linear_step(kernel, bias, X, Y, 0.05, 0.7, 0.1 * step)
+    np.testing.assert_allclose(model.trainable_variables[0].numpy(), kernel, atol=1e-6)
+    np.testing.assert_allclose(model.trainable_variables[1].numpy(), bias, atol=1e-6)
+
+
+def test_a_weight_changes_without_a_retrace():
+    changed, oracle = linear_model(), linear_model()
+    pair = {"square": mse(), "absolute": keras.losses.MeanAbsoluteError()}
+    data = dataset(X, Y, batch=32).repeat()
+    trainer = Trainer(changed, keras.optimizers.SGD(0.05), pair, loss_weights={"square": 1, "absolute": 1})
+    trainer.fit(data, steps=2, progress=False)
+    trainer.loss_weights["absolute"] = 0.25
+    trainer.fit(data, steps=4, progress=False)
+    assert trainer.calls.traces == 1
+    weight = lambda step: tf.where(step < 2, 1.0, 0.25)  # noqa: E731
+    other = Trainer(oracle, keras.optimizers.SGD(0.05), pair, loss_weights={"square": 1, "absolute": weight})
+    other.fit(data, steps=4, progress=False)
+    assert_same_weights(changed, oracle, 1e-7)
+
+
+def test_masks_sample_weights_and_time_weights_divide_by_their_sum():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6, 5, 3)).astype("float32")
+    x[0, 3:] = 0.0  # masked time steps
+    x[4, 1:] = 0.0
+    y = rng.normal(size=(6, 5, 2)).astype("float32")
+    time_weight = rng.uniform(0, 1, (6, 5)).astype("float32")
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5, 3))
+    outputs = keras.layers.Dense(2)(keras.layers.Masking()(inputs))
+    model = keras.Model(inputs, outputs)
+    trainer = Trainer(model, keras.optimizers.SGD(0.1), {"error": mse()})
+    mask = np.any(x != 0, axis=-1)
+    values = np.mean((model(x).numpy() - y) ** 2, axis=-1)
+    data = dataset(x, y, time_weight, batch=6)
+    weight = mask * time_weight
+    assert trainer.evaluate(data)["error"] == pytest.approx(np.sum(values * weight) / np.sum(weight), rel=1e-5)
+    plain = dataset(x, y, batch=4)  # two batches whose masks have different sums
+    assert trainer.evaluate(plain)["error"] == pytest.approx(np.sum(values * mask) / np.sum(mask), rel=1e-5)
+
+
+def test_several_outputs_each_with_its_loss_and_target():
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((3,))
+    heads = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("height", "width")}
+    model = keras.Model(inputs, heads)
+    targets = {"height": Y, "width": 2 * Y}
+    trainer = Trainer(
+        model, keras.optimizers.SGD(0.1), {"height": mse(), "width": keras.losses.MeanAbsoluteError()}
+    )
+    data = tf.data.Dataset.from_tensor_slices((X, targets)).batch(8)
+    results = trainer.evaluate(data)
+    outputs = model(X)
+    assert results["height"] == pytest.approx(np.mean((outputs["height"].numpy() - Y) ** 2), rel=1e-5)
+    assert results["width"] == pytest.approx(np.mean(np.abs(outputs["width"].numpy() - 2 * Y)), rel=1e-5)
+    assert results["loss"] == pytest.approx(results["height"] + results["width"], rel=1e-6)
+    trainer.fit(data, epochs=1, progress=False)
+
+
+@pytest.mark.parametrize("form", ["tuple", "x_y", "inputs_targets", "names"])
+def test_forms_of_a_batch(form):
+    parts = {
+        "tuple": (X, Y),
+        "x_y": {"x": X, "y": Y},
+        "inputs_targets": {"inputs": X, "targets": Y},
+        "names": {"features": X, "error": Y},
+    }[form]
+    if form == "names":
+        inputs = {"features": keras.Input((3,), name="features"), "error": keras.Input((1,), name="error")}
+        keras.utils.set_random_seed(1)
+        model = keras.Model(inputs, keras.layers.Dense(1)(inputs["features"]))
+    else:
+        model = linear_model()
+    trainer = Trainer(model, keras.optimizers.SGD(0.1), {"error": mse()})
+    value = trainer.evaluate(tf.data.Dataset.from_tensor_slices(parts).batch(8))["error"]
+    oracle = np.mean((X @ model.trainable_variables[0].numpy() + model.trainable_variables[1].numpy() - Y) ** 2)
+    assert value == pytest.approx(oracle, rel=1e-5)
+
+
+def test_a_term_may_ask_for_a_sum():
+    model = linear_model()
+    trainer = Trainer(model, keras.optimizers.SGD(0.1), {"error": summed(mse())})
+    expected = np.sum((model(X).numpy() - Y) ** 2)
+    history = trainer.fit(dataset(X, Y, batch=32).repeat(), steps=1, progress=False).history
+    assert history["loss"][0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_scalars_weigh_by_examples():
+    class Scalar(Trainer):
+        def compute_losses(self, batch, training):
+            x, y = batch
+            return {"error": tf.reduce_mean(tf.square(self.model(x, training=training) - y))}
+
+    ours, oracle = dense_model(), dense_model()
+    x, y = regression(20)
+    Scalar(ours, keras.optimizers.SGD(0.1), accumulation_steps=3).fit(dataset(x, y, batch=8), epochs=2, progress=False)
+    Trainer(oracle, keras.optimizers.SGD(0.1), {"e": mse()}).fit(dataset(x, y, batch=20), epochs=2, progress=False)
+    assert_same_weights(ours, oracle)
+
+
+def test_what_tensorboard_gets(tmp_path):
+    class Logged(Trainer):
+        def compute_losses(self, batch, training):
+            self.log("norm", tf.linalg.norm(self.model.trainable_variables[0].value))
+            return super().compute_losses(batch, training)
+
+    model = linear_model()
+    kernel, bias = (w.numpy().astype("float64") for w in model.trainable_variables)
+    trainer = Logged(
+        model,
+        keras.optimizers.SGD(0.05),
+        {"square": mse(), "absolute": keras.losses.MeanAbsoluteError()},
+        loss_weights={"square": 0.7, "absolute": lambda step: 0.1 * tf.cast(step, tf.float32)},
+        metrics={"mae": keras.metrics.MeanAbsoluteError()},
+    )
+    data = dataset(X, Y, batch=32).repeat()
+    trainer.fit(data, steps=5, log_every=2, eval_dataset=data.take(1), workdir=tmp_path, progress=False)
+
+    squares, absolutes, totals, norms, kernels = [], [], [], [], []
+    for step in range(5):
+        error = X @ kernel + bias - Y
+        weight = 0.1 * step
+        squares.append(np.mean(error**2))
+        absolutes.append(np.mean(np.abs(error)))
+        totals.append(0.7 * squares[-1] + weight * absolutes[-1])
+        kernels.append(np.linalg.norm(kernel))
+        after = numpy_linear_step(kernel, bias, X, Y, 1.0, 0.7, weight)
+        norms.append(np.sqrt(np.sum((kernel - after[0]) ** 2) + np.sum((bias - after[1]) ** 2)))
+        kernel, bias = numpy_linear_step(kernel, bias, X, Y, 0.05, 0.7, weight)
+
+    rows = read_events(tmp_path / "train")
+    assert [step for step, _ in rows] == [2, 4, 5]
+    for (first, last), (_, values) in zip([(0, 2), (2, 4), (4, 5)], rows, strict=True):
+        window = slice(first, last)
+        weight = 0.1 * (last - 1)
+        square, absolute = np.mean(squares[window]), np.mean(absolutes[window])
+        expected = {
+            "loss/square": square,
+            "loss/absolute": absolute,
+            "loss/total": np.mean(totals[window]),
+            "loss/sum": 0.7 * square + 0.1 * 10**9 * absolute,
+            "loss_weight/square": 0.7,
+            "loss_weight/absolute": weight,
+            "loss_share/square": 0.7 * square / (0.7 * square + weight * absolute),
+            "loss_share/absolute": weight * absolute / (0.7 * square + weight * absolute),
+            "gradient_norm/global": np.mean(norms[window]),
+            "learning_rate": 0.05,
+            "norm": np.mean(kernels[window]),
+            "mae": np.mean(absolutes[:last]),
+            "skipped_updates": 0,
+        }
+        for tag, value in expected.items():
+            assert values[tag] == pytest.approx(value, rel=1e-4), (last, tag)
+        assert set(values) == {*expected, "throughput/examples_per_second"}
+        assert values["throughput/examples_per_second"] > 0
+    ((step, values),) = read_events(tmp_path / "eval")
+    error = X @ kernel + bias - Y
+    assert step == 5
+    assert values["loss/square"] == pytest.approx(np.mean(error**2), rel=1e-4)
+    assert values["mae"] == pytest.approx(np.mean(np.abs(error)), rel=1e-4)
+
+
+def test_tensorboard_itself_reads_the_scalars(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = Trainer(linear_model(), keras.optimizers.SGD(0.1), {"error": mse()})
+    trainer.fit(dataset(X, Y, batch=8).repeat(), steps=6, log_every=3, workdir=tmp_path, progress=False)
+    accumulator = EventAccumulator(str(tmp_path / "train"))
+    accumulator.Reload()
+    events = accumulator.Tensors("loss/error")
+    assert [event.step for event in events] == [3, 6]
+    content = accumulator.SummaryMetadata("loss/error")
+    assert content.plugin_data.plugin_name == "scalars" and content.data_class == 1
