@@ -39,8 +39,9 @@ class Source:
         """Whether the iterator's position can be saved; tried once, by serializing it."""
         if self._checkpointable is None:
             try:
+                # Not a second iterator: it would draw from the seed generator that shuffles share.
                 with tempfile.TemporaryDirectory() as directory:
-                    tf.train.Checkpoint(iterator=iter(self.dataset)).write(os.path.join(directory, "iterator"))
+                    tf.train.Checkpoint(iterator=self.iterator).write(os.path.join(directory, "iterator"))
                 self._checkpointable = True
             except (tf.errors.OpError, NotImplementedError, ValueError) as error:
                 self._checkpointable = False

@@ -102,7 +102,7 @@ class Trainer:
         self.run_eagerly = bool(run_eagerly)
         self.loss_weights = objective.LossWeights(loss_weights, self.make_variable)
         self.combiner = losses_package.WeightedSum() if combiner is None else combiner
-        if self.losses and loss_weights:
+        if self.losses and loss_weights and not self.overrides("compute_losses"):
             self._check_weight_names()
 
         # Used by the traced update, see trainer.update and trainer.calls.

@@ -56,7 +56,8 @@ def best_face(matrix, linear, radius, allowed):
     square = tf.reduce_sum(weights * tf.matmul(weights, matrix), 1)
     value = tf.linalg.matvec(weights, linear) + radius * tf.sqrt(tf.maximum(square, 0.0))
     best = tf.argmin(tf.where(feasible, value, np.inf))
-    return tf.where(allowed, tf.cast(weights[best], tf.float32), 0.0)
+    # `weights[best]` would make the matrix a compile-time constant of XLA: a compilation per update.
+    return tf.where(allowed, tf.cast(tf.gather(weights, best), tf.float32), 0.0)
 
 
 def gauss_jordan(matrices, sides):
@@ -96,8 +97,9 @@ def pairwise_frank_wolfe(matrix, linear, radius, allowed):
         move = tf.one_hot(best, count) - tf.one_hot(worst, count)
         curvature = tf.tensordot(move, tf.linalg.matvec(matrix, move), 1)
         cross = tf.tensordot(move, product, 1)
-        length = line_minimum(linear[best] - linear[worst], square, cross, curvature, radius, weights[worst])
-        going = slope[worst] - slope[best] > TOLERANCE * tf.reduce_max(tf.abs(slope))
+        tilt, mass = tf.tensordot(linear, move, 1), tf.gather(weights, worst)
+        length = line_minimum(tilt, square, cross, curvature, radius, mass)
+        going = -tf.tensordot(slope, move, 1) > TOLERANCE * tf.reduce_max(tf.abs(slope))
         return tf.maximum(weights + length * move, 0.0), going & (length > 0)
 
     begin = (start, tf.reduce_any(allowed))

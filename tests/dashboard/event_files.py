@@ -1,30 +1,38 @@
-"""Event files as the trainer writes them, made without a trainer, with known values."""
+"""Event files as the trainer writes them, made without trainer and tensorflow, with known values."""
+
+import pathlib
 
 import numpy as np
 from tensorboard.compat.proto import event_pb2, summary_pb2
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from dashboard import metadata
 
 
 class RunWriter:
-    """Writes one run. `row` counts, so that the honesty line has its total."""
+    """Writes one run; counts rows as the trainer does. Wall times follow from the steps: no clock is read."""
 
-    def __init__(self, directory):
-        self._writer = EventFileWriter(str(directory), max_queue_size=1000, flush_secs=3600)
+    def __init__(self, directory, index=0):
+        directory = pathlib.Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / f"events.out.tfevents.{1_000_000_000 + index}.test"
+        self._file = open(self.path, "wb")  # noqa: SIM115 (closed by `close`)
+        self._records = RecordWriter(self._file)
         self._counts = {}
+        self._index = index
+        self._records.write(event_pb2.Event(file_version="brain.Event:2", wall_time=1e9).SerializeToString())
 
     def write(self, step, values):
-        """Writes `Summary.Value`s as one event. The wall time is the step: files are the same every time."""
-        event = event_pb2.Event(step=step, wall_time=1e9 + step, summary=summary_pb2.Summary(value=values))
-        self._writer.add_event(event)
+        """Writes `Summary.Value`s as one event."""
+        event = event_pb2.Event(step=step, wall_time=1e9 + 1e6 * self._index + step)
+        event.summary.CopyFrom(summary_pb2.Summary(value=values))
+        self._records.write(event.SerializeToString())
 
     def row(self, step, layer, quantities, valid=None, shares=None, **extra):
         """Writes one probed update of one layer: {quantity: [time]}, {loss: [time]} and the running count."""
         self._counts[layer] = self._counts.get(layer, 0) + 1
         values = [
-            metadata.vector_summary(layer, quantity, row, valid, **extra)
-            for quantity, row in quantities.items()
+            metadata.vector_summary(layer, name, row, valid, **extra) for name, row in quantities.items()
         ]
         values += [
             metadata.loss_share_summary(layer, loss, row, valid) for loss, row in (shares or {}).items()
@@ -33,10 +41,10 @@ class RunWriter:
         self.write(step, values)
 
     def flush(self):
-        self._writer.flush()
+        self._file.flush()
 
     def close(self):
-        self._writer.close()
+        self._file.close()
 
     def __enter__(self):
         return self
@@ -56,16 +64,3 @@ def state_rows(rows, time, *, decay, drift=0.0, seed=0):
     level = -0.5 - 0.8 * progress + 0.08 * noise.standard_normal((rows, 1))
     ripple = 0.05 * noise.standard_normal((rows, time))
     return (10 ** (level - (decay + drift * progress) * back + ripple)).astype(np.float32)
-
-
-def large_run(directory, rows, time, layers, seed=0):
-    """Writes `rows` rows of `time` steps of the state gradient for each of `layers`."""
-    data = {
-        layer: state_rows(rows, time, decay=0.02, drift=-0.01, seed=seed + i)
-        for i, layer in enumerate(layers)
-    }
-    with RunWriter(directory) as writer:
-        for index in range(rows):
-            for layer in layers:
-                writer.row(10 * (index + 1), layer, {"state": data[layer][index]})
-    return data

@@ -13,12 +13,14 @@ can:
 It does what `keras.layers.RNN` does with masks, directions and unrolling, and computes the same bits.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from trainer.probing import active, lists
+from trainer.probing import active, lists, stepping
+from trainer.probing.stepping import index_of, pack, select, swap
 
 
 class Layout(NamedTuple):
@@ -74,21 +76,26 @@ def run(step, inputs, states, mask, layout, record):
         step: has `first`, `__call__` and `finish`, see `_FunctionStep`.
         record: the `LoopRecord` that this run is to be probed by, or None.
     """
-    inputs = _swap(tf.convert_to_tensor(inputs))
+    inputs = swap(tf.convert_to_tensor(inputs))
     if record is not None:
         inputs = record.tap_inputs(inputs)
     if mask is not None:
         mask = tf.cast(mask, tf.bool)
-        mask = _swap(mask[..., tf.newaxis] if mask.shape.rank == 2 else mask)
-    run_steps = _unrolled if layout.unroll else _looped
+        mask = swap(mask[..., tf.newaxis] if mask.shape.rank == 2 else mask)
+    run_steps = stepping.run_steps if is_stepped(layout) else _looped
     last, outputs, states = run_steps(step, inputs, states, mask, layout, record)
     if record is not None:
-        last, outputs, states = record.finish(last, outputs, states, mask)
+        states = record.finish(states, mask)
     if outputs is None:
         outputs = last[tf.newaxis]
     if last is None:
         last = outputs[-1]
-    return last, _swap(outputs), states
+    return last, swap(outputs), states
+
+
+def is_stepped(layout):
+    """Whether Python goes through the time steps one by one: unrolled, or eager."""
+    return layout.unroll or tf.executing_eagerly()
 
 
 class _FunctionStep:
@@ -97,20 +104,21 @@ class _FunctionStep:
     def __init__(self, function):
         self._function = function
 
-    def first(self, inputs, states, record, discard=False):
-        """Called before the loop; only the look of the result counts. Returns output, states, and what moves.
-
-        With `discard` nothing may have moved afterwards.
-        """
+    def first(self, inputs, states, record):
+        """Called before the loop; only the look of the result counts. Returns output, states, and what moves."""
         t = tf.constant(0)
         with active.discovering(record, t):
             output, states = self._function(t, inputs, states)
         return output, states, ()
 
     def __call__(self, t, inputs, states, ports, moving, record):
-        """One time step. `moving` are tensors that the loop carries along for the step's own use, or None: no
-        loop.
+        """One time step. `moving` are tensors that the loop carries along for the step's own use.
+
+        Where Python goes through the time steps `ports` and `moving` are None.
         """
+        if ports is None and record is not None:
+            output, states = record.observe(0, functools.partial(self._function, t), inputs, states)
+            return output, states, None
         with active.time_step(record, t, ports):
             output, states = self._function(t, inputs, states)
         return output, states, moving
@@ -152,13 +160,13 @@ def _looped(step, inputs, states, mask, layout, record):
         ports, popped = _pop_all(ports, specs)
         if record is not None:
             flat = record.tap_states(flat, popped)
-        output, new, moving = step(time, now, _pack(states, flat), popped, moving, record)
+        output, new, moving = step(time, now, pack(states, flat), popped, moving, record)
         new = keras.tree.flatten(new)
         if mask is not None:
             output = record.tap_output(output, popped) if record is not None else output
             valid = tf.gather(ordered_mask, time)
-            output = _select(valid, output, zeros if layout.zero_output_for_mask else previous)
-            new = [_select(valid, after, before) for after, before in zip(new, flat, strict=True)]
+            output = select(valid, output, zeros if layout.zero_output_for_mask else previous)
+            new = [select(valid, after, before) for after, before in zip(new, flat, strict=True)]
         if layout.return_sequences:
             outputs = lists.push(outputs, output)
         return _Carried(time + 1, items, ports, moving, new, output if keep else (), outputs)
@@ -181,60 +189,10 @@ def _looped(step, inputs, states, mask, layout, record):
     outputs = lists.stack(final.outputs, spec, static_length) if layout.return_sequences else None
     last = None
     if not layout.return_sequences:
-        last = final.previous if keep else tf.identity(final.states[alias])
-    return last, outputs, _pack(states, final.states)
-
-
-def _unrolled(step, inputs, states, mask, layout, record):
-    length = inputs.shape[0]
-    if not length:
-        raise ValueError("A loop can be unrolled only if the number of time steps is known; it is None.")
-    flat, ports, specs, previous, outputs = keras.tree.flatten(states), {}, {}, None, []
-    times = range(length - 1, -1, -1) if layout.go_backwards else range(length)
-    slices = tf.unstack(inputs)
-    valids = tf.unstack(mask) if mask is not None else None
-    for index, t in enumerate(times):
-        popped = None
-        if record is not None and index == 0:
-            output, new, _ = step.first(slices[t], states, record, discard=True)
-            ports, specs = record.start(length, states, output, new, mask is not None)
-        ports, popped = _pop_all(ports, specs)
-        if record is not None:
-            flat = record.tap_states(flat, popped)
-        output, new, _ = step(tf.constant(index), slices[t], _pack(states, flat), popped, None, record)
-        new = keras.tree.flatten(new)
-        if mask is not None:
-            output = record.tap_output(output, popped) if record is not None else output
-            output = _select(valids[t], output, tf.zeros_like(output) if previous is None else previous)
-            new = [_select(valids[t], after, before) for after, before in zip(new, flat, strict=True)]
-        flat, previous = new, output
-        outputs.append(output)
-    last, outputs = outputs[-1], tf.stack(outputs) if layout.return_sequences else None
-    if mask is not None and layout.zero_output_for_mask:
-        last = _select(valids[times[-1]], last, tf.zeros_like(last))
-        if outputs is not None:
-            # As Keras does it: in input time even where the outputs are backwards.
-            outputs = _select(mask, outputs, tf.zeros_like(outputs))
-    return (None if layout.return_sequences else tf.identity(last)), outputs, _pack(states, flat)
-
-
-def index_of(tensor, tensors):
-    """The position of this very object, or None."""
-    return next((index for index, other in enumerate(tensors) if other is tensor), None)
-
-
-def _swap(tensor):
-    return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
-
-
-def _pack(structure, flat):
-    return keras.tree.pack_sequence_as(structure, list(flat))
-
-
-def _select(valid, new, old):
-    for _ in range(new.shape.rank - valid.shape.rank):
-        valid = valid[..., tf.newaxis]
-    return tf.where(valid, new, old)
+        last = tf.identity(final.previous if keep else final.states[alias])
+    if record is not None and mask is None:
+        record.note_outputs(last if outputs is None else outputs)
+    return last, outputs, pack(states, final.states)
 
 
 def _pop_all(ports, specs):

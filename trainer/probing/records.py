@@ -45,8 +45,8 @@ class LoopRecord:
         self.variables = list(variables) if weights else []
         self.weights = weights
         self.stateful = stateful
-        self._cells = cells
-        self._inner = {}
+        self.cells = cells
+        self.inner = {}
         self._discovered = {}
         self.sources = {}
         self.groups = []
@@ -73,7 +73,7 @@ class LoopRecord:
 
     def discover_inner(self, index, output, alias):
         """The output of an inner cell of a stack, met in the trial run."""
-        self._inner[index] = (output, alias)
+        self.inner[index] = (output, alias)
 
     @property
     def probes(self):
@@ -84,7 +84,7 @@ class LoopRecord:
         """The ports as lists to be carried by the loop, {key: list}, and what they hold, {key: Spec}."""
         flat, new = keras.tree.flatten(states), keras.tree.flatten(new_states)
         self.length, self.masked = length, masked
-        self._group(flat, new, output)
+        self.make_groups(flat, new, output)
         ports = {f"state/{j}": self._port(state) for j, state in enumerate(flat) if state.dtype.is_floating}
         if masked and output.dtype.is_floating:
             ports["output"] = self._port(output)
@@ -93,8 +93,8 @@ class LoopRecord:
         if self.weights == "full":
             for index, variable in enumerate(self.variables):
                 ports[f"weight/{index}"] = self._port(internals.read(variable))
-        for index, (inner, _) in self._inner.items():
-            if index < len(self._inner) - 1:
+        for index, (inner, _) in self.inner.items():
+            if index < len(self.inner) - 1:
                 ports[f"inner/{index}"] = self._port(inner)
         for name, (tensor, batched) in self._discovered.items():
             ports[f"probe/{name}"] = (
@@ -145,31 +145,42 @@ class LoopRecord:
 
     # After the loop.
 
-    def finish(self, last, outputs, states, mask):
-        """Results on their way out. `mask` is [time, batch, 1] in input time, or None."""
+    def note_outputs(self, outputs):
+        """All outputs [time, batch, ...], or the last one; not with a mask, whose doing is in the loop."""
+        self.sources["outputs" if self.layout.return_sequences else "last"] = outputs
+
+    def finish(self, states, mask):
+        """The final states on their way out. `mask` is [time, batch, 1] in input time, or None."""
         self.valid = None if mask is None else mask[:, :, 0]
-        if not self.masked:
-            if outputs is not None:
-                self.sources["outputs"] = outputs
-            else:
-                self.sources["last"] = last = tf.identity(last)
         flat = [tf.identity(state) for state in keras.tree.flatten(states)]
         self.sources.update({f"final/{j}": state for j, state in enumerate(flat) if state.dtype.is_floating})
-        return last, outputs, keras.tree.pack_sequence_as(states, flat)
+        return keras.tree.pack_sequence_as(states, flat)
 
-    def _group(self, flat, new, output):
+    # After the backward pass.
+
+    def is_reached(self, gradients):
+        """Whether any gradient came back. `gradients`: {key: gradient or None} of `sources`."""
+        kinds = ("state", "weights", "weight", "probe")
+        return any(value is not None for key, value in gradients.items() if key.split("/")[0] in kinds)
+
+    def translate(self, gradients):
+        """What `trainer.probing.measure` reads."""
+        return gradients
+
+    def make_groups(self, flat, new, output):
+        """Called with the states before and after the first time step, and its output."""
         floating = [j for j, state in enumerate(flat) if state.dtype.is_floating]
         external = "output" if self.masked else ("outputs" if self.layout.return_sequences else "last")
         everything = range(len(self.variables))
         alias = next((j for j in floating if new[j] is output), None)
-        if not self._inner:
+        if not self.inner:
             self.groups = [Group(self.name, floating, alias, external, everything, True)]
             return
         start, positions = 0, {id(variable): index for index, variable in enumerate(self.variables)}
-        for index, (name, (count, variables)) in enumerate(self._cells.items()):
+        for index, (name, (count, variables)) in enumerate(self.cells.items()):
             members = [j for j in range(start, start + count) if j in floating]
-            local = self._inner[index][1]
-            top = index == len(self._cells) - 1
+            local = self.inner[index][1]
+            top = index == len(self.cells) - 1
             self.groups.append(
                 Group(
                     f"{self.name}/{name}",

@@ -1,0 +1,180 @@
+"""Driving the dashboard in a real, headless Chromium: opening views, pointing, reading what is shown."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import time
+import urllib.parse
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMEDRIVER = shutil.which("chromedriver")
+FLAGS = [
+    "headless=new",
+    "no-sandbox",
+    "disable-gpu",
+    "disable-quic",
+    "no-first-run",
+    "disable-background-networking",
+    "disable-component-update",
+    "disable-sync",
+    "force-device-scale-factor=1",
+    "window-size=1300,950",
+]
+# What a heat map's canvas has around its plot; see `heatmap.js`.
+LEFT, TOP, RIGHT, BOTTOM = 1, 1, 15, 22
+
+
+def missing():
+    """Why there is no browser to test with, or None."""
+    try:
+        import selenium  # noqa: F401
+    except ImportError:
+        return "selenium is not installed"
+    if not CHROMIUM or not CHROMEDRIVER:
+        return "chromium and chromedriver are not installed (apt-get install chromium chromium-driver)"
+    return None
+
+
+@contextlib.contextmanager
+def chromium(scratch):
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in FLAGS:
+        options.add_argument(f"--{flag}")
+    options.add_argument(f"--user-data-dir={pathlib.Path(scratch) / 'profile'}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(CHROMEDRIVER))
+    browser.set_page_load_timeout(60)
+    browser.set_script_timeout(20)
+    downloads = pathlib.Path(scratch) / "downloads"
+    downloads.mkdir()
+    browser.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)}
+    )
+    try:
+        yield browser, downloads
+    finally:
+        browser.quit()
+
+
+class Page:
+    """The dashboard in its iframe. Methods wait for what they ask for, within a time limit."""
+
+    def __init__(self, browser, url, downloads):
+        self.browser, self.url, self.downloads = browser, url, downloads
+
+    def open(self, tiles=None, **view):
+        """Opens a deep link to `view` in a fresh page and waits for `tiles` heat maps."""
+        link = f"{self.url}#gradient_flow"
+        if view:
+            link += "&p.gradient_flow.view=" + urllib.parse.quote(json.dumps(view), safe="")
+        self.browser.switch_to.default_content()
+        self.browser.get("about:blank")
+        self.browser.get(link)
+        return self.enter(tiles)
+
+    def enter(self, tiles=None):
+        self.browser.switch_to.default_content()
+        frame = self.until(lambda: self.all("iframe[src*=gradient_flow], iframe"), "the iframe")[0]
+        self.browser.switch_to.frame(frame)
+        self.until(lambda: self.run("return document.body?.dataset.ready === 'true'"), "the dashboard")
+        if tiles is not None:
+            self.until_drawn(tiles)
+        return self
+
+    def until_drawn(self, tiles):
+        self.until(
+            lambda: self.run("return document.querySelector('.app').dataset.drawn") == str(tiles),
+            f"{tiles} heat maps",
+        )
+
+    def until(self, condition, what, secs=15):
+        end = time.monotonic() + secs
+        while True:
+            found = condition()
+            if found:
+                return found
+            if time.monotonic() > end:
+                text = self.run("return document.body ? document.body.innerText : ''")
+                raise TimeoutError(f"{what} did not appear within {secs} s. The page says:\n{text}")
+            time.sleep(0.05)
+
+    def run(self, script, *arguments):
+        return self.browser.execute_script(script, *arguments)
+
+    def all(self, selector):
+        return self.browser.find_elements("css selector", selector)
+
+    def one(self, selector):
+        return self.until(lambda: self.all(selector), selector)[0]
+
+    def texts(self, selector):
+        """Texts of what is visible; empty ones left out."""
+        return [text for text in (element.text for element in self.all(selector)) if text]
+
+    def button(self, text, within=""):
+        return next(button for button in self.all(f"{within} button") if button.text == text)
+
+    def tile(self, run, layer):
+        return next(
+            tile
+            for tile in self.all(".tile")
+            if (tile.get_attribute("data-run"), tile.get_attribute("data-layer")) == (run, layer)
+        )
+
+    def point(self, run, layer, column, step, *, time_steps, steps):
+        """Moves the pointer to a cell; `steps` is the range of the y axis. Returns the plot."""
+        plot = self.tile(run, layer).find_element("css selector", ".plot")
+        self.run("arguments[0].scrollIntoView({block: 'center'})", plot)
+        size = plot.size
+        x = LEFT + (size["width"] - LEFT - RIGHT) * (column + 0.5) / time_steps
+        share = (step - steps[0]) / (steps[1] - steps[0])
+        y = TOP + (size["height"] - TOP - BOTTOM) * (1 - share)
+        self.move(plot, x, y)
+        return plot
+
+    def move(self, element, x, y):
+        """Moves the pointer to a place inside an element, given from its upper left corner."""
+        size = element.size
+        chain = self.chain()
+        chain.move_to_element_with_offset(
+            element, round(x - size["width"] / 2), round(y - size["height"] / 2)
+        )
+        chain.perform()
+
+    def chain(self):
+        from selenium.webdriver import ActionChains
+
+        return ActionChains(self.browser, duration=0)
+
+    def tooltip(self):
+        return self.until(lambda: self.texts(".tooltip"), "the tooltip")[0].split("\n")
+
+    def pixel(self, canvas, x, y):
+        """The colour of a canvas's pixel as #rrggbb."""
+        red, green, blue, _ = self.run(
+            "return [...arguments[0].getContext('2d').getImageData(arguments[1], arguments[2], 1, 1).data]",
+            canvas,
+            x,
+            y,
+        )
+        return f"#{red:02x}{green:02x}{blue:02x}"
+
+    def downloaded(self, name, secs=10):
+        path = self.downloads / name
+        self.until(path.exists, f"the file {name}", secs)
+        content = path.read_bytes()
+        path.unlink()
+        return content
+
+    def problems(self):
+        """What the browser complained about that is our doing."""
+        return [
+            entry["message"]
+            for entry in self.browser.get_log("browser")
+            if entry["level"] == "SEVERE"
+            and ("gradient_flow" in entry["message"] or "plugin" in entry["message"])
+        ]

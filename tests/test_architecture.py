@@ -1,0 +1,43 @@
+"""Imports point one way: losses ← trainer ← models ← experiments; the dashboard stands alone."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = ("losses", "trainer", "models", "experiments", "dashboard", "benchmarks", "tests")
+ALLOWED = {
+    "losses": set(),
+    "dashboard": set(),
+    "trainer": {"losses", "dashboard"},
+    "models": {"trainer", "losses"},
+    "experiments": {"losses", "trainer", "models", "dashboard"},
+}
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_imports_point_one_way(package):
+    files = list((ROOT / package).rglob("*.py"))
+    assert files, f"{package} has no modules"
+    for path in files:
+        for module in imports(path):
+            top = module.split(".")[0]
+            if top in OURS and top != package:
+                assert top in ALLOWED[package], f"{path.relative_to(ROOT)} imports {module}"
+                if top == "dashboard":
+                    assert module == "dashboard.metadata" or package == "experiments", f"{path} imports {module}"
+
+
+def test_the_dashboard_imports_neither_tensorflow_nor_keras():
+    """An import error in a plugin stops TensorBoard from starting, and TensorBoard runs without TensorFlow."""
+    for path in (ROOT / "dashboard").rglob("*.py"):
+        assert not {"tensorflow", "keras"} & {module.split(".")[0] for module in imports(path)}, path
