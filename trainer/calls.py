@@ -22,7 +22,9 @@ class TrainCalls:
     def __init__(self, owner):
         self._owner = owner
         self._function = tf.function(self._updates, autograph=False)
+        self._probed_function = tf.function(self._probed_update, autograph=False)
         self.traces = 0
+        self.probed_traces = 0
         self.updates_per_second = None  # kept by `fit`
         self.skipped = 0
         self._in_a_row = 0
@@ -34,10 +36,13 @@ class TrainCalls:
         function = self._function
         if self._owner.run_eagerly:
             function = tf.function(self._updates, autograph=False)
+        self._until_traced(lambda: function(iterator, tf.constant(0, tf.int64)))
+
+    def _until_traced(self, call):
+        """Calls a function whose trace may have to start again with what it found out."""
         for _ in range(5):
             try:
-                function(iterator, tf.constant(0, tf.int64))
-                return
+                return call()
             except StateDiscovered as discovered:
                 self._owner.forward_state.add(discovered.variables)
             except SeveralGroups:
@@ -62,16 +67,48 @@ class TrainCalls:
             self._skip()
         return False
 
+    def run_probed(self, iterator):
+        """One update with probes. Returns (whether the data ended before it, {minimizer: report} or None)."""
+        function = self._probed_update if self._owner.run_eagerly else self._probed_function
+        status, reports = self._guarded(lambda: self._until_traced(lambda: function(iterator)))
+        self._owner.host_step = int(self._owner.step.numpy())
+        if status == _NONFINITE:
+            self._skip()
+        return status == _ENDED, reports
+
+    def forget_probes(self):
+        """Makes the next probed update trace anew, with a larger capacity."""
+        self._probed_function = tf.function(self._probed_update, autograph=False)
+        for minimizer in self._owner.minimizers.values():
+            minimizer.forget_probes()
+
+    def _probed_update(self, iterator):
+        """One update with probes. Nothing aborts, so that an update that is not finite has its report, too."""
+        self.probed_traces += 1
+        owner = self._owner
+        owner.probing, owner.aborting = True, False
+        try:
+            status = self._update(iterator)
+            with tf.control_dependencies([status]):
+                return owner.ledger.drain(), status, dict(owner.tracing.reports)
+        finally:
+            owner.probing, owner.aborting = False, True
+
     def _call(self, iterator, count):
         """One call of the traced function. Returns how it ended."""
-        owner = self._owner
+        if self._owner.run_eagerly:
+            return self._guarded(lambda: self._eager_updates(iterator, count))[0]
+        return self._guarded(lambda: self._function(iterator, tf.constant(count, tf.int64)))[0]
+
+    def _guarded(self, call):
+        """(how a call ended, what it returned beside sums and status); the end of the data is not an error."""
+        ledger = self._owner.ledger
         try:
-            if owner.run_eagerly:
-                sums, status = self._eager_updates(iterator, count)
-            else:
-                sums, status = self._function(iterator, tf.constant(count, tf.int64))
-            owner.ledger.receive(sums)
-            return int(status)
+            sums, status, *rest = call()
+            ledger.receive(sums)
+            return int(status), *(rest or [None])
+        except StopIteration:
+            status = _ENDED
         except tf.errors.OutOfRangeError as error:
             if "End of sequence" not in error.message:
                 raise
@@ -80,8 +117,8 @@ class TrainCalls:
             if END_OF_DATA not in error.message and NONFINITE not in error.message:
                 raise
             status = _ENDED if END_OF_DATA in error.message else _NONFINITE
-        owner.ledger.receive(owner.ledger.drain())
-        return status
+        ledger.receive(ledger.drain())
+        return status, None
 
     def _eager_updates(self, iterator, count):
         status = _DONE
@@ -96,6 +133,7 @@ class TrainCalls:
         """`count` updates in a graph loop. Returns the ledger's sums and how it ended."""
         self.traces += 1
         # An aborted call leaves the collective operations of several replicas out of step: there, nothing aborts.
+        self._owner.aborting = self._owner.replicas == 1
         update = self._update if self._owner.replicas == 1 else self._guarded_update
 
         def body(index, _):

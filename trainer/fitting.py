@@ -61,6 +61,7 @@ class Fitting:
             return self._nothing_to_do()
         self._check_length()
         self._callbacks = CallbackBridge(self._given_callbacks, trainer, self._steps, self._epochs)
+        self._timesteps = trainer.timesteps
         self._progress = Progress(self._total_steps(), trainer.host_step, self._show)
         self._log_window, self._epoch_window = trainer.ledger.window(), trainer.ledger.window()
         if resumed:
@@ -83,15 +84,20 @@ class Fitting:
         trainer, source = self._trainer, self._source
         begin, count = trainer.host_step, self._updates_to_run()
         self._callbacks.batch_begin(begin)
-        started = time.monotonic()
-        ended = trainer.calls.run(source.iterator, count)
+        if count == 0:
+            ended, reports = trainer.calls.run_probed(source.iterator)
+        else:
+            started, reports = time.monotonic(), None
+            ended = trainer.calls.run(source.iterator, count)
+            self._measure(trainer.host_step - begin, time.monotonic() - started)
         done = trainer.host_step - begin
-        self._measure(done, time.monotonic() - started)
         source.advance(done * trainer.accumulation_steps)
         ended = ended or source.remaining() == 0
         if self._callbacks.every_update and done:
             self._callbacks.batch_end(begin, self._logs(self._epoch_so_far()))
         step = trainer.host_step
+        if reports is not None:
+            self._timesteps.write(self._train_writer, step, reports)
         if done and self._due(self._log_every, step):
             self._log(step)
         if self._progress.due():
@@ -106,9 +112,12 @@ class Fitting:
             self._save(step)
 
     def _updates_to_run(self):
+        """Updates until something is due; 0 if the next one is to be probed."""
         trainer = self._trainer
         step = trainer.host_step
         stops = [interval - step % interval for interval in self._intervals() if interval]
+        if trainer.probe_every:
+            stops.append(trainer.probe_every - 1 - step % trainer.probe_every)
         if self._steps is not None:
             stops.append(self._steps - step)
         remaining = self._source.remaining()

@@ -1,10 +1,11 @@
 """One micro-batch: forward, named losses, one backward pass. A pure function of the batch and the state."""
 
+import contextlib
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from trainer import batches, objective, stages
+from trainer import batches, objective, probed, stages
 from trainer.state import ForwardScope, SeveralGroups, StateDiscovered, creating_variables, is_seed, raw
 
 # Folded into the first half of a dropout seed so that replicas draw different masks; any odd constant will do.
@@ -22,7 +23,7 @@ class MicroResult(NamedTuple):
     total: Any  # what was differentiated, where that is the whole update; else ()
     coefficients: Any  # [K] from the combiner, or ()
     state: Any  # new values of `moved`
-    probes: Any  # {layer: {quantity: per-example values}}, or {}
+    report: Any  # `trainer.probed.Report` of a probed update, else ()
 
 
 class MicroStep:
@@ -39,15 +40,17 @@ class MicroStep:
         fold: divide by the divisors before the backward pass: one micro-batch on one device is the whole update.
         per_loss: a gradient for each loss by itself.
         densify: turn sparse gradients into dense ones, so that they can be summed.
+        probing: report the gradients of every time step, and those of each loss.
     """
 
-    def __init__(self, compute_losses, owner, variables, weights, combiner, *, fold, per_loss, densify):
+    def __init__(self, compute_losses, owner, variables, weights, combiner, *, fold, per_loss, densify, probing=False):
         self._compute_losses = compute_losses
         self._owner = owner
         self._variables = variables
         self._weights = weights
         self._combiner = combiner
-        self.fold, self.per_loss, self._densify = fold, per_loss, densify
+        self.fold, self.per_loss, self._densify, self._probing = fold, per_loss, densify, probing
+        self.shapes = {}  # of `probe` calls in nested loops
         # A persistent tape keeps more of a recurrent loop than one gradient needs: a fifth of an LSTM's time.
         self.persistent = per_loss
         self.names = self.logged = self.groups = self.ratios = self.moved = self.live = None
@@ -57,12 +60,23 @@ class MicroStep:
         variables = self._variables()
         with tf.GradientTape(persistent=self.persistent, watch_accessed_variables=False) as tape:
             tape.watch([raw(variable) for variable in variables])
-            terms, logged, examples, scope = self._forward(batch, state_values, replica)
+            session = probed.open_session(self._owner, batch, tape) if self._probing else None
+            terms, logged, examples, scope = self._forward(batch, state_values, replica, session)
+            if self._probing and len(terms) > 1:
+                self._need_persistent()
             coefficients, targets = self._objectives(list(terms.values()), self._weights.at(step))
             total = targets[0] if self.fold else ()
+            scale = 1.0 if loss_scale is None else loss_scale
             if loss_scale is not None:
                 targets = [target * loss_scale for target in targets]
-        gradients = self._gradients(tape, targets, variables)
+            extra = self._probe_targets(terms, targets, scale) if self._probing else ()
+        gradients, found = self._gradients(tape, targets, variables, session)
+        report = ()
+        if self._probing:
+            self.shapes = dict(session.shapes)
+            sources = [raw(variable) for variable in variables]
+            divisor = None if self.per_loss or len(targets) > 1 or self.fold else self._group_divisor(terms)
+            report = probed.measure(session, tape, sources, found, extra, examples, divisor, scale)
         return MicroResult(
             gradients,
             [term.sum for term in terms.values()],
@@ -72,14 +86,32 @@ class MicroStep:
             total,
             coefficients,
             _unfold_replica(self.moved, [scope.get_current_value(v) for v in self.moved], replica),
-            {},
+            report,
         )
+
+    def _probe_targets(self, terms, targets, scale):
+        """(the mean over this micro-batch, if no target is that; each loss, if there are several), to differentiate."""
+        ordered = list(terms.values())
+        mean = None
+        if len(targets) > 1 or self.per_loss:
+            weights = self._weights.at(self._owner.step.value())
+            mean = scale * tf.add_n([w * _safe_mean(term) for w, term in zip(weights, ordered, strict=True)])
+        return mean, [scale * term.sum for term in ordered] if len(ordered) > 1 else []
+
+    def _group_divisor(self, terms):
+        first = self.groups[0][0]
+        return list(terms.values())[first].divisor / self.ratios[first]
+
+    def _need_persistent(self):
+        if not self.persistent:
+            self.persistent = True
+            raise SeveralGroups
 
     def plan(self, batch):
         """Learns the names of the losses and makes the variables that go with them. Traced, outside replicas."""
         self._forward(batch, self._owner.read_state(), None)
 
-    def _forward(self, batch, state_values, replica):
+    def _forward(self, batch, state_values, replica, session=None):
         state_variables = self._owner.forward_state.variables()
         regularized = [v for v in self._variables() if getattr(v, "regularizer", None) is not None]
         # Keras looks regularized variables up in the scope and finds nothing there unless they are mapped.
@@ -88,8 +120,10 @@ class MicroStep:
             [tf.convert_to_tensor(raw(variable)) for variable in regularized]
             + _fold_replica(state_variables, state_values, replica),
         )
+        probing = contextlib.nullcontext() if session is None else session
         with scope, self._owner.collecting_logs() as logged:
-            losses = dict(self._compute_losses(batch, True))
+            with probing:
+                losses = dict(self._compute_losses(batch, True))
             model_losses = list(getattr(self._owner.model, "losses", ()))
         examples = batches.count_examples(batch)
         terms = objective.make_terms(_with_regularization(losses, model_losses), examples)
@@ -108,9 +142,8 @@ class MicroStep:
             self.groups = [[index] for index in range(len(terms))]
         elif self.fold:
             self.groups = [list(range(len(terms)))]
-        if len(self.groups) > 1 and not self.persistent:
-            self.persistent = True
-            raise SeveralGroups
+        if len(self.groups) > 1:
+            self._need_persistent()
         self._weights.build(self.names)
         if self._combiner.names is None:
             with creating_variables(self._owner.strategy):
@@ -140,21 +173,24 @@ class MicroStep:
         means = tf.math.divide_no_nan(tf.stack([term.sum for term in terms]), divisors)
         return self._combiner.coefficients(tf.stop_gradient(means), divisors > 0, None)
 
-    def _gradients(self, tape, targets, variables):
+    def _gradients(self, tape, targets, variables, session):
+        """([groups][variables] gradients, those of the session's sources if there is one group)."""
         sources = [raw(variable) for variable in variables]
-        gradients = [tape.gradient(target, sources) for target in targets]
+        probes = [] if session is None or len(targets) > 1 else session.sources
+        gradients = [tape.gradient(target, sources + probes) for target in targets]
+        found = gradients[0][len(sources) :] if probes else None
         self.live = [any(group[i] is not None for group in gradients) for i in range(len(variables))]
         self._owner.check_gradients(variables, self.live)
         finished = []
         for group in gradients:
             kept = []
-            for gradient, variable, live in zip(group, sources, self.live, strict=True):
+            for gradient, variable, live in zip(group, sources, self.live, strict=False):
                 if not live:
                     continue
                 gradient = tf.zeros_like(variable) if gradient is None else gradient
                 kept.append(stages.to_dense(gradient) if self._densify else gradient)
             finished.append(kept)
-        return finished
+        return finished, found
 
 
 def is_plain_sum(combiner):

@@ -50,6 +50,7 @@ class Tracing(threading.local):
         self.rows = []  # the ledger's
         self.checks = []  # operations that fail if the update is not finite
         self.logs = [{}]  # of nested `collecting_logs`
+        self.reports = {}  # of probed updates, by minimizer
 
 
 class StateDiscovered(Exception):

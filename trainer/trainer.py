@@ -16,6 +16,7 @@ from trainer.fitting import Fitting
 from trainer.ledger import Ledger
 from trainer.scaling import LossScale
 from trainer.state import ForwardState, Tracing, creating_variables, raw
+from trainer.timesteps import TimestepLog
 
 
 class Trainer:
@@ -108,6 +109,8 @@ class Trainer:
         # Used by the traced update, see trainer.update and trainer.calls.
         self.step = self.make_variable(np.int64(0), "step")
         self.host_step = 0
+        self.probing = False  # the update being traced reports the gradients of every time step
+        self.aborting = True  # a check that fails ends the call; else it makes the update do nothing
         self.tracing = Tracing()
         self.ledger = Ledger(self.make_variable, self.tracing)
         self.loss_scale = None
@@ -115,7 +118,9 @@ class Trainer:
         self.minimizers = {}
         self.calls = TrainCalls(self)
         self.evaluation = Evaluation(self)
+        self.timesteps = TimestepLog(self)
         self.sources = {}
+        self.probe_capacity = {}  # of `probe` calls in loops whose length is not known, grown as needed
         self.epoch = 0  # passes over the data
         self.rounds = 0  # epochs as the callbacks count them
 
@@ -354,7 +359,7 @@ class Trainer:
             self.step.assign_add(1)
             return tf.constant(True)
 
-        if self.replicas > 1:
+        if not self.aborting:
             return tf.cond(tf.reduce_all(self.tracing.checks), count, lambda: tf.constant(False))
         with tf.control_dependencies([check for check in self.tracing.checks if check is not None]):
             return count()

@@ -4,15 +4,15 @@ A non-finite update is not skipped by a conditional, which costs 10–45 % of a 
 ends the call before anything was written. The host (`trainer.calls`) sees the error, counts the skip and goes on
 with the next data. What the forward pass moved (BatchNorm statistics, metrics) is written after the check, too.
 
-With several replicas an aborted call would leave their collective operations out of step, so there the check is a
-conditional, and a call ends after the update that was not finite. Replicas compute micro-batches and sum them up;
+With several replicas an aborted call would leave their collective operations out of step, and a probed update would
+lose its report: there the check is a conditional, and a call ends after the update that was not finite. Replicas compute micro-batches and sum them up;
 everything after that happens once, outside them.
 """
 
 import numpy as np
 import tensorflow as tf
 
-from trainer import batches, microstep, stages
+from trainer import batches, microstep, probed, stages
 from trainer.state import is_seed, raw
 
 NONFINITE = "looptape: non-finite update"
@@ -45,22 +45,47 @@ class Minimizer:
         self._averages = None
         self._one_part = owner.replicas == 1 and owner.accumulation_steps == 1
         per_loss = combiner.needs == "gradients" or (combiner.needs == "losses" and not self._one_part)
-        self._micro = microstep.MicroStep(
-            compute_losses,
-            owner,
-            variables,
-            weights,
-            combiner,
-            fold=self._one_part and not per_loss,
-            per_loss=per_loss,
-            densify=not self._one_part or per_loss,
-        )
-        # One object, so that all micro-batches share one trace.
-        self._compiled = tf.function(self._micro, autograph=False, jit_compile=owner.jit_compile or None)
+        options = {
+            "fold": self._one_part and not per_loss,
+            "per_loss": per_loss,
+            "densify": not self._one_part or per_loss,
+        }
+
+        def make(probing):
+            return microstep.MicroStep(
+                compute_losses, owner, variables, weights, combiner, probing=probing, **options
+            )
+
+        self._make_micro = make
+        self._micros = {}
+
+    def _micro_of(self, probing):
+        """(micro-step, the same as a traced function) without or with probes: all micro-batches share one trace."""
+        if probing not in self._micros:
+            micro = self._make_micro(probing)
+            compiled = tf.function(micro, autograph=False, jit_compile=self._owner.jit_compile or None)
+            self._micros[probing] = micro, compiled
+        return self._micros[probing]
+
+    @property
+    def _micro(self):
+        return self._micro_of(self._owner.probing)[0]
+
+    @property
+    def _compiled(self):
+        return self._micro_of(self._owner.probing)[1]
+
+    def forget_probes(self):
+        """Makes the next probed update trace anew."""
+        self._micros.pop(True, None)
+
+    @property
+    def probe_shapes(self):
+        return self._micro_of(True)[0].shapes
 
     @property
     def names(self):
-        return self._micro.names
+        return next((micro.names for micro, _ in self._micros.values() if micro.names), None)
 
     @property
     def averages(self):
@@ -120,6 +145,8 @@ class Minimizer:
         shares = [batches.slice_for_replica(part, replica, owner.replicas) for part in parts]
         result = _replace_empty(self._sum_parts(shares, replica), self._micro.moved, before)
         result = _replace_additive(result, stages.all_reduce(_additive(result)))
+        if result.report:
+            result = result._replace(report=stages.all_reduce(result.report))
         metric_ids = {id(variable) for variable in owner.forward_state.metric_variables()}
         state = [
             _merge_replicas(variable, before[id(variable)], after, id(variable) in metric_ids)
@@ -138,9 +165,10 @@ class Minimizer:
         micro = self._compiled
         outputs = micro.get_concrete_function(spec, state, step, scale).structured_outputs
         zeros = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), _additive(outputs))
+        empty = probed.zeros_like(outputs.report)
         moved = self._moved_indices()
 
-        def body(count, ended, totals, moving):
+        def body(count, ended, totals, report, moving):
             available, get_batch = fetch(count)
 
             def run():
@@ -149,23 +177,30 @@ class Minimizer:
                     present[index] = value
                 result = micro(get_batch(), present, step, scale)
                 summed = tf.nest.map_structure(tf.add, totals, _additive(result))
-                return count + 1, tf.constant(False), summed, list(result.state)
+                found = probed.add(report, result.report) if result.report else ()
+                return count + 1, tf.constant(False), summed, found, list(result.state)
 
             def end():
-                return count, tf.constant(True), totals, moving
+                return count, tf.constant(True), totals, report, moving
 
             return tf.cond(available, run, end)
 
-        initial = (tf.constant(0), tf.constant(False), zeros, [state[index] for index in moved])
-        count, _, totals, moving = tf.while_loop(
-            lambda count, ended, *_: (count < owner.accumulation_steps) & ~ended, body, initial, parallel_iterations=1
+        initial = (tf.constant(0), tf.constant(False), zeros, empty, [state[index] for index in moved])
+        shapes = tf.nest.map_structure(lambda x: x.shape, initial)
+        shapes = (*shapes[:3], tf.nest.map_structure(lambda x: x.shape, outputs.report), shapes[4])
+        count, _, totals, report, moving = tf.while_loop(
+            lambda count, ended, *_: (count < owner.accumulation_steps) & ~ended,
+            body,
+            initial,
+            shape_invariants=shapes,
+            parallel_iterations=1,
         )
         with tf.control_dependencies([tf.debugging.Assert(count > 0, [END_OF_DATA])]):
             totals = tf.nest.map_structure(tf.identity, totals)
         coefficients = ()
         if not self._micro.per_loss and not microstep.is_plain_sum(self.combiner):
             coefficients = self.combiner.coefficients(None, None, None)
-        return microstep.MicroResult(*totals, (), coefficients, moving, {})
+        return microstep.MicroResult(*totals, (), coefficients, moving, report)
 
     def _finish(self, result):
         """Everything after the backward passes, once per update."""
@@ -187,9 +222,11 @@ class Minimizer:
             advance()
             return tf.constant(True)
 
+        if owner.probing:
+            owner.tracing.reports[self.name] = self._conclude(result, coefficients, gradients)
         finite = tf.math.is_finite(total + norm)
         noted = self._note(result, total, norm, coefficients)
-        if owner.replicas == 1:
+        if owner.aborting:
             with tf.control_dependencies([noted]):
                 check = tf.debugging.Assert(finite, [NONFINITE, self.name])
             with tf.control_dependencies([check]):
@@ -230,6 +267,13 @@ class Minimizer:
         total = combiner.total(losses, used, tf.stack(weights), present)
         return gradients, total, coefficients, lambda: combiner.advance(losses, present, measured)
 
+    def _conclude(self, result, coefficients, gradients):
+        weights = tf.stack(self.weights.at(self._owner.step.value()))
+        weights = weights if isinstance(coefficients, tuple) else weights * coefficients
+        scale = self._owner.loss_scale.value()
+        factors = tf.math.divide_no_nan(weights, tf.stack(result.divisors) * (1.0 if scale is None else scale))
+        return probed.conclude(result.report, factors, gradients)
+
     def _note(self, result, total, norm, coefficients):
         """Keeps this update's numbers for the log, and for the error if they are not finite."""
         row = [*result.sums, *result.divisors, *result.logged, result.examples, total * result.examples, norm]
@@ -253,7 +297,8 @@ def _additive(result):
 
 def _add(totals, result):
     summed = tf.nest.map_structure(tf.add, _additive(totals), _additive(result))
-    return _replace_additive(result, summed)
+    report = probed.add(totals.report, result.report) if result.report else ()
+    return _replace_additive(result, summed)._replace(report=report)
 
 
 def _replace_additive(result, parts):

@@ -38,30 +38,31 @@ export class Credit {
     const seen = new Set();
     this.charts = charts.filter(({ run, picture }) => !seen.has(`${picture.step} ${run}`) && seen.add(`${picture.step} ${run}`));
     this.context = context;
+    this.row.replaceChildren(...this.charts.map((chart) => this.makeChart(chart)));
+    this.message.hidden = this.charts.length > 0;
+    this.message.textContent = 'No credit matrix was logged for this layer.';
+    this.key.hidden = this.charts.length === 0;
   }
 
   draw(colours) {
     if (!this.context || !this.node.clientWidth) return;
-    this.message.hidden = this.charts.length > 0;
-    this.key.hidden = this.charts.length === 0;
-    this.message.textContent = 'No credit matrix was logged for this layer.';
     const range = sharedRange(this.charts.map(({ picture }) => picture), false);
     const frame = { view: VIEW, range, colours };
     drawBar(prepareCanvas(this.bar, BAR_WIDTH, 28), frame, BAR_WIDTH);
-    this.row.replaceChildren(...this.charts.map((chart) => this.makeChart(chart)));
     for (const chart of this.charts) {
       const area = chart.canvas.parentElement;
+      chart.swatch.style.background = this.context.runColour(chart.run);
       const size = Math.min(area.clientWidth - MARGIN.left - MARGIN.right, area.clientHeight - MARGIN.top - MARGIN.bottom);
       drawMatrix(chart, Math.max(40, size), frame);
     }
   }
 
   makeChart(chart) {
-    const { runColour } = this.context;
+    chart.swatch = el('i', { class: 'swatch' });
     chart.canvas = el('canvas', { role: 'img', 'aria-label': `Credit matrix of ${chart.run} at step ${formatStep(chart.picture.step)}` });
     return el('figure', { class: 'chart', data: { run: chart.run },
       onpointermove: (event) => this.hover(event, chart), onpointerleave: () => this.tooltip.hide() },
-      el('figcaption', {}, el('i', { class: 'swatch', style: { background: runColour(chart.run) } }), el('span', { class: 'run-name' }, chart.run),
+      el('figcaption', {}, chart.swatch, el('span', { class: 'run-name' }, chart.run),
         el('span', { class: 'muted' }, `step ${formatStep(chart.picture.step)}, one of ${chart.picture.steps.length} logged`)),
       el('div', { class: 'chart-area' }, chart.canvas));
   }

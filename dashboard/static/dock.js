@@ -7,23 +7,27 @@ const RESIZE_STEP = 20;
 const MATRIX_HEIGHT = 360; // squares need room
 
 export class Dock {
-  /** `panels`: {name: {load(context), draw(colours), node}}; `set(changes)` changes the state. */
-  constructor(panels, set, onCsv, onError) {
+  /**
+   * `panels`: {name: {load(context), draw(colours), node}}. `actions`: set(changes) of the state, csv(), fail(error),
+   * nextStep(±1) among the kept training steps.
+   */
+  constructor(panels, actions) {
+    const { set } = actions;
     this.panels = panels;
-    this.set = set;
-    this.onError = onError;
+    this.actions = actions;
     this.tabs = segmented('Panel', [
       { value: 'profile', text: 'Profile', title: 'Values over time at one training step, runs overlaid' },
       { value: 'shares', text: 'Loss shares', title: 'Which loss drives the state gradient, over time' },
       { value: 'credit', text: 'Credit matrix', title: 'How much the loss at s depends on the state at t' },
     ], (panel) => set({ panel }));
     this.layer = el('select', { 'aria-label': 'Layer of the panel', onchange: () => set({ layer: this.layer.value }) });
-    this.step = el('input', { type: 'text', inputmode: 'numeric', size: '8', 'aria-label': 'Training step', onchange: () => this.readStep() });
+    this.step = el('input', { type: 'text', inputmode: 'numeric', size: '8', 'aria-label': 'Training step',
+      title: 'Arrow keys go to the next kept step', onchange: () => this.readStep(), onkeydown: (event) => this.stepKey(event) });
     this.latest = el('button', { type: 'button', class: 'quiet', title: 'Follow the latest training step', onclick: () => set({ step: null }) }, 'latest');
     this.pin = el('button', { type: 'button', class: 'quiet', title: 'Keep this step, dashed, to compare another one with it (Shift+click a heat map)',
       onclick: () => set({ pinned: this.chosen }) }, 'Pin');
     this.pinned = el('button', { type: 'button', class: 'pinned', title: 'Remove the pinned step', onclick: () => set({ pinned: null }) });
-    this.csv = el('button', { type: 'button', class: 'quiet', title: 'Download these curves as CSV', onclick: onCsv }, 'CSV');
+    this.csv = el('button', { type: 'button', class: 'quiet', title: 'Download these curves as CSV', onclick: actions.csv }, 'CSV');
     this.handle = el('div', {
       class: 'handle', role: 'separator', tabindex: '0', 'aria-orientation': 'horizontal', 'aria-label': 'Height of the panel',
       onpointerdown: (event) => this.drag(event), onkeydown: (event) => this.resizeKey(event),
@@ -56,7 +60,7 @@ export class Dock {
     try {
       await panel.load(context);
     } catch (error) {
-      if (request === this.request) this.onError(error);
+      if (request === this.request) this.actions.fail(error);
       return;
     }
     if (request === this.request) this.draw(this.colours);
@@ -72,8 +76,17 @@ export class Dock {
 
   readStep() {
     const step = Number(this.step.value.replace(/[,\s]/g, ''));
-    if (Number.isSafeInteger(step) && step >= 0 && this.step.value.trim()) this.set({ step });
+    if (Number.isSafeInteger(step) && step >= 0 && this.step.value.trim()) this.actions.set({ step });
     else this.step.value = formatStep(this.chosen);
+  }
+
+  stepKey(event) {
+    const direction = { ArrowUp: 1, ArrowDown: -1 }[event.key];
+    if (!direction) return;
+    event.preventDefault();
+    const step = this.actions.nextStep(direction);
+    this.step.value = formatStep(step);
+    this.actions.set({ step });
   }
 
   drag(event) {
@@ -96,6 +109,6 @@ export class Dock {
   }
 
   resize(height) {
-    this.set({ dock: Math.round(Math.max(150, Math.min(window.innerHeight - 160, height))) });
+    this.actions.set({ dock: Math.round(Math.max(150, Math.min(window.innerHeight - 160, height))) });
   }
 }

@@ -70,9 +70,21 @@ export class Grid {
     this.frame = frame;
     this.height = this.plotHeight(available);
     for (const section of this.sections.values()) {
-      drawStepAxis(prepareCanvas(section.axis, AXIS_WIDTH, this.height), frame, this.height);
-      for (const tile of section.tiles) tile.draw(frame, this.height);
+      section.dirty = true;
       section.node.dataset.timeTitle = timeTitle(frame.view);
+      for (const tile of section.tiles) tile.plot.style.height = `${this.height}px`;
+    }
+    this.drawVisible();
+  }
+
+  /** Draws the sections that can be seen; the others when they are scrolled to. A model may have fifty layers. */
+  drawVisible() {
+    for (const section of this.sections.values()) {
+      const { top, bottom } = section.node.getBoundingClientRect();
+      if (!section.dirty || bottom < 0 || top > window.innerHeight) continue;
+      section.dirty = false;
+      drawStepAxis(prepareCanvas(section.axis, AXIS_WIDTH, this.height), this.frame, this.height);
+      for (const tile of section.tiles) tile.draw(this.frame, this.height);
     }
   }
 

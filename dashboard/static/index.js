@@ -25,8 +25,7 @@ const PATIENCE_SECS = 0.15;
 
 /** What is to be seen, from what the user chose and what there is. */
 export function makeView(state, catalogue) {
-  const runs = (state.get('runs') ?? catalogue.newestRuns()).filter((run) => catalogue.byRun.has(run));
-  runs.sort((a, b) => catalogue.runs.indexOf(a) - catalogue.runs.indexOf(b));
+  const runs = chosenRuns(state.get('runs'), catalogue);
   const quantities = catalogue.quantities();
   const known = quantities.some(({ value }) => value === state.get('quantity'));
   const quantity = known ? state.get('quantity') : quantities[0]?.value ?? 'state';
@@ -46,6 +45,12 @@ export function makeView(state, catalogue) {
   return { runs, quantity, mode, baseline, layers, tiles, align, about, diverging, step: state.get('step'), pinned: state.get('pinned') };
 }
 
+/** The chosen runs that exist, in the catalogue's order; the newest ones if a link names only runs that are gone. */
+function chosenRuns(names, catalogue) {
+  const known = catalogue.runs.filter((run) => names?.includes(run));
+  return known.length || names?.length === 0 ? known : catalogue.newestRuns();
+}
+
 class Dashboard {
   constructor() {
     this.state = new State();
@@ -63,7 +68,12 @@ class Dashboard {
     this.profile = new Profile(this.tooltip, (column) => this.grid.cross(column === null ? null : { column, step: this.chosen }));
     const panels = { profile: this.profile, credit: new Credit(this.tooltip),
       shares: new Shares(this.tooltip, (column) => this.grid.cross(column === null ? null : { column, step: this.chosen })) };
-    this.dock = new Dock(panels, set, () => this.saveProfile(), (error) => this.complain(error));
+    this.dock = new Dock(panels, {
+      set,
+      csv: () => this.saveProfile(),
+      fail: (error) => this.complain(error),
+      nextStep: (direction) => this.nextStep(direction),
+    });
     this.problem = el('div', { class: 'banner', role: 'alert', hidden: true });
     this.nothing = el('div', { class: 'nothing', hidden: true });
     this.empty = emptyState();
@@ -78,6 +88,7 @@ class Dashboard {
     watchTheme(() => this.redraw());
     // The tab stays alive at height 0 while another one is open: measure again when it comes back.
     new ResizeObserver(() => this.redraw()).observe(this.scroller);
+    this.scroller.addEventListener('scroll', () => this.grid.drawVisible(), { passive: true });
     new ResizeObserver(() => this.dock.draw(this.dock.colours)).observe(this.dock.body);
     const channel = new Channel();
     for (const type of ['experimental.RunsChanged', 'experimental.DataReloaded']) channel.listen(type, () => this.refresh());
@@ -157,8 +168,9 @@ class Dashboard {
     }
     tile.pending = false;
     // Pictures tend to arrive together: drawing waits a moment for the last one.
-    if (this.waiting()) setTimeout(() => this.redraw(), PATIENCE_SECS * 1000);
-    else this.redraw();
+    clearTimeout(this.patience);
+    if (!this.waiting()) this.redraw();
+    else this.patience = setTimeout(() => this.redraw(), PATIENCE_SECS * 1000);
   }
 
   waiting() {
@@ -207,6 +219,13 @@ class Dashboard {
     if (key === this.dockKey) this.dock.draw(this.frame.colours);
     else this.dock.update(context, state.get('panel'), view.layers, state.get('dock'));
     this.dockKey = key;
+  }
+
+  /** The kept training step before or after the chosen one, in any of the heat maps. */
+  nextStep(direction) {
+    const candidates = this.grid.tiles.flatMap(({ picture }) => (picture?.rows ? [...picture.steps] : []))
+      .filter((step) => (step - this.chosen) * direction > 0);
+    return candidates.length ? candidates.reduce((a, b) => (Math.abs(a - this.chosen) < Math.abs(b - this.chosen) ? a : b)) : this.chosen;
   }
 
   runColour(run) {

@@ -41,14 +41,14 @@ export class Profile {
     }));
     this.context = context;
     this.curves = curves;
+    this.keys = curves.map((curve) => el('i', { class: curve.pinned ? 'stroke dashed' : 'stroke' }));
+    this.key.replaceChildren(...curves.map((curve, i) => el('span', {}, this.keys[i], `${curve.run}, step ${formatStep(curve.step)}`)));
   }
 
   draw(colours) {
     this.colours = colours;
     if (!this.context) return;
-    this.key.replaceChildren(...this.curves.map((curve) => el('span', { data: { run: curve.run, step: curve.step } },
-      el('i', { class: curve.pinned ? 'stroke dashed' : 'stroke', style: { color: this.context.runColour(curve.run) } }),
-      `${curve.run}, step ${formatStep(curve.step)}`)));
+    this.curves.forEach((curve, i) => { this.keys[i].style.color = this.context.runColour(curve.run); });
     const [width, height] = [this.area.clientWidth, this.area.clientHeight];
     if (!width || !height) return;
     this.message.hidden = this.curves.length > 0;

@@ -35,25 +35,28 @@ export class Shares {
     this.context = context;
     this.charts = charts;
     this.losses = [...new Set(charts.flatMap(({ losses }) => losses))].sort();
+    this.keys = this.losses.map(() => el('i', { class: 'swatch' }));
+    this.key.replaceChildren(...this.losses.map((loss, i) => el('span', {}, this.keys[i], loss)));
+    this.row.replaceChildren(...charts.map((chart) => this.makeChart(chart)));
+    this.message.hidden = charts.length > 0;
+    this.message.textContent = 'No loss shares were logged for this layer. They need two or more losses.';
+  }
+
+  makeChart(chart) {
+    chart.swatch = el('i', { class: 'swatch' });
+    chart.canvas = el('canvas', { role: 'img', 'aria-label': `Loss shares of ${chart.run} at step ${formatStep(chart.step)}` });
+    return el('figure', { class: 'chart', data: { run: chart.run }, onpointermove: (event) => this.hover(event, chart),
+      onpointerleave: () => { this.tooltip.hide(); this.onColumn(null); } },
+      el('figcaption', {}, chart.swatch, el('span', { class: 'run-name' }, chart.run), el('span', { class: 'muted' }, `step ${formatStep(chart.step)}`)),
+      el('div', { class: 'chart-area' }, chart.canvas));
   }
 
   draw(colours) {
     if (!this.context || !this.node.clientWidth) return;
-    const { runColour } = this.context;
-    this.message.hidden = this.charts.length > 0;
-    this.message.textContent = 'No loss shares were logged for this layer. They need two or more losses.';
-    this.key.replaceChildren(...this.losses.map((loss, i) => el('span', {}, el('i', { class: 'swatch', style: { background: lossColour(i, colours.dark) } }), loss)));
-    this.row.replaceChildren(...this.charts.map((chart) => {
-      chart.canvas = el('canvas', { role: 'img', 'aria-label': `Loss shares of ${chart.run} at step ${formatStep(chart.step)}` });
-      chart.node = el('figure', { class: 'chart', data: { run: chart.run },
-        onpointermove: (event) => this.hover(event, chart), onpointerleave: () => { this.tooltip.hide(); this.onColumn(null); } },
-        el('figcaption', {}, el('i', { class: 'swatch', style: { background: runColour(chart.run) } }),
-          el('span', { class: 'run-name' }, chart.run), el('span', { class: 'muted' }, `step ${formatStep(chart.step)}`)),
-        el('div', { class: 'chart-area' }, chart.canvas));
-      return chart.node;
-    }));
+    this.keys.forEach((swatch, i) => { swatch.style.background = lossColour(i, colours.dark); });
     for (const chart of this.charts) {
       const area = chart.canvas.parentElement;
+      chart.swatch.style.background = this.context.runColour(chart.run);
       const [width, height] = [area.clientWidth, area.clientHeight];
       drawStack(prepareCanvas(chart.canvas, width, height), chart, this, width, height, colours);
     }

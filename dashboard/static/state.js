@@ -23,6 +23,8 @@ export const DEFAULTS = {
 
 // What a link does not carry: how somebody arranges their window is nobody else's business.
 const PRIVATE = ['live', 'sidebar', 'dock'];
+// What is remembered from one log directory to the next; names and steps belong to one of them.
+const REMEMBERED = [...PRIVATE, 'quantity', 'align', 'panel'];
 
 const CHECKS = {
   quantity: isText,
@@ -93,8 +95,7 @@ export class State {
     } catch {
       // Storage may be forbidden; the dashboard works without.
     }
-    // A remembered step belongs to yesterday's run; only a link may name one.
-    this.values = { ...DEFAULTS, ...remembered, step: null, pinned: null, range: null };
+    this.values = { ...DEFAULTS, ...remembered };
     this.followLink(fromParentHash());
   }
 
@@ -112,7 +113,8 @@ export class State {
   set(changes) {
     this.values = { ...this.values, ...sanitise(changes) };
     try {
-      localStorage.setItem(STORAGE_KEY, JSON.stringify(this.values));
+      const remembered = Object.fromEntries(REMEMBERED.map((name) => [name, this.values[name]]));
+      localStorage.setItem(STORAGE_KEY, JSON.stringify(remembered));
     } catch {
       // As above.
     }

@@ -82,7 +82,6 @@ export class Tile {
     [this.width, this.height] = [width, height];
     this.box = plotBox(width, height);
     this.scales = scales(frame, this.box);
-    this.plot.style.height = `${height}px`;
     const ratio = window.devicePixelRatio || 1;
     drawHeatmap(prepareCanvas(this.canvas, width, height, ratio), this.picture, frame, width, height, ratio);
     this.mark('chosen', frame.view.step);

@@ -113,7 +113,11 @@ class Page:
 
     def texts(self, selector):
         """Texts of what is visible; empty ones left out."""
-        return [text for text in (element.text for element in self.all(selector)) if text]
+        return self.run(
+            "return [...document.querySelectorAll(arguments[0])].filter((found) => found.checkVisibility())"
+            ".map((found) => found.innerText.trim()).filter(Boolean)",
+            selector,
+        )
 
     def button(self, text, within=""):
         return next(button for button in self.all(f"{within} button") if button.text == text)

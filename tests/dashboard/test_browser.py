@@ -63,6 +63,10 @@ def write_runs(logdir):
             writer.write(1, [summary_pb2.Summary.Value(tag="loss/total", simple_value=0.25)])
     with RunWriter(logdir / MARKUP_RUN) as writer:
         writer.row(1, MARKUP_LAYER, {"state": [1, 2, 3]}, shares={"<b>mse</b>": [1, 1, 1]})
+    with RunWriter(logdir / "nested") as writer:
+        for layer in range(12):
+            values = {"state": np.arange(1, 7) + 10 * layer}
+            writer.row(1, f"layer{layer}", values, time_shape=(2, 3), direction="backward")
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +76,7 @@ def site(tmp_path_factory):
     logdir = tmp_path_factory.mktemp("runs")
     write_runs(logdir)
     with boards.tensorboard(logdir, scratch) as board, browsing.chromium(scratch) as (browser, downloads):
-        board.wait(lambda: len(board.tags()["runs"]) == 4, "all runs")
+        board.wait(lambda: len(board.tags()["runs"]) == 5, "all runs")
         yield browsing.Page(browser, board.url, downloads), logdir, scratch
 
 
@@ -151,14 +155,14 @@ def profile_values(page, column):
 
 def test_a_click_chooses_the_step_and_the_profile_is_exact(page):
     page.open(tiles=4, runs=[GOOD, BAD])
-    page.point(GOOD, "encoder/lstm", 3, STEPS[20], **AXES)
+    page.point(GOOD, "encoder/lstm", 3, STEPS[12], **AXES)
     page.chain().click().perform()
-    page.until(lambda: f"{GOOD}, step {STEPS[20]}" in page.texts(".chart-key span"), "the chosen step")
+    page.until(lambda: f"{GOOD}, step {STEPS[12]}" in page.texts(".chart-key span"), "the chosen step")
     for column in (0, 11, 19):
         values = profile_values(page, column)
         for run in (GOOD, BAD):
-            exact = logged(run, "encoder/lstm")[20, column]
-            assert float(values[f"{run}, step {STEPS[20]}"]) == pytest.approx(exact, rel=6e-4)
+            exact = logged(run, "encoder/lstm")[12, column]
+            assert float(values[f"{run}, step {STEPS[12]}"]) == pytest.approx(exact, rel=6e-4)
     marks = [mark for mark in page.all(".mark-chosen") if mark.is_displayed()]
     assert len(marks) == 4
 
@@ -179,6 +183,8 @@ def test_a_pinned_step_is_compared_and_exported(page):
     np.testing.assert_array_equal(values, logged(GOOD, "decoder")[[25, 10]].T)
     page.one(".pinned").click()
     page.until(lambda: page.texts(".chart-key span") == keys[:1], "one curve")
+    page.one("input[aria-label='Training step']").send_keys(Keys.ARROW_DOWN)
+    page.until(lambda: page.texts(".chart-key span") == [f"{GOOD}, step {STEPS[24]}"], "the kept step before")
 
 
 def test_another_quantity(page):
@@ -375,6 +381,8 @@ def test_a_broken_link_opens_the_default_view(page):
     page.enter()
     page.until(lambda: page.all(".tile"), "heat maps")
     page.open(runs=["no such run"], step="x", range=[3, 1], mode="?")
+    page.until(lambda: page.all(".tile"), "heat maps")
+    page.open(runs=[])
     page.until(lambda: page.texts(".nothing") == ["Choose at least one run."], "what to do")
 
 
@@ -438,6 +446,13 @@ def test_usable_on_small_and_large_screens(page, size):
     assert page.all(".dock .chart-area")[0].rect["height"] >= 90
 
 
+def test_many_layers_are_drawn_when_scrolled_to_and_nested_loops_name_both_indices(page):
+    page.open(tiles=12, runs=["nested"])
+    page.point("nested", "layer11", 4, 1, time_steps=6, steps=(0.5, 1.5))
+    assert page.tooltip()[:2] == ["115", "t = 4 = (1, 1), step 1"]
+    assert page.texts(".layer[data-layer=layer11] .subtitle") == ["State gradient · backward"]
+
+
 def test_leaving_the_tab_and_coming_back(page):
     page.open(tiles=2, runs=[GOOD])
     canvas = page.tile(GOOD, "decoder").find_element("css selector", "canvas")
@@ -445,7 +460,10 @@ def test_leaving_the_tab_and_coming_back(page):
     page.browser.switch_to.default_content()
     tabs = {tab.text.upper(): tab for tab in page.all("[role=tab]")}
     tabs["SCALARS"].click()
-    page.until(lambda: "loss" in page.run("return document.body.innerText"), "the native tab")
+    page.until(
+        lambda: page.run("return document.querySelector('iframe').offsetHeight") == 0, "the hidden tab"
+    )
+    page.until(lambda: page.all("tf-scalar-dashboard"), "the native tab")
     tabs["GRADIENT FLOW"].click()
     page.enter(tiles=2)
     page.until(
@@ -455,12 +473,21 @@ def test_leaving_the_tab_and_coming_back(page):
 
 def test_a_server_that_fails_is_reported_and_recovered_from(page):
     page.open(tiles=2, runs=[GOOD])
+    page.button("Live", ".toolbar").click()
     page.run("window.realFetch = fetch; window.fetch = () => Promise.reject(new Error('gone away'))")
-    page.until(
-        lambda: page.texts(".banner") == ["The data could not be read: gone away"], "the banner", secs=12
-    )
+    reload_by_tensorboard(page)
+    page.until(lambda: page.texts(".banner") == ["The data could not be read: gone away"], "the banner")
     page.run("window.fetch = window.realFetch")
-    page.until(lambda: not page.texts(".banner"), "no banner", secs=12)
+    reload_by_tensorboard(page)
+    page.until(lambda: not page.texts(".banner"), "no banner")
+    page.button("Live", ".toolbar").click()
+
+
+def reload_by_tensorboard(page):
+    """Presses TensorBoard's own button, which tells the dashboard over the message channel."""
+    page.browser.switch_to.default_content()
+    page.one("app-header-reload button").click()
+    page.enter()
 
 
 def test_new_rows_appear_while_training_goes_on(site, page):

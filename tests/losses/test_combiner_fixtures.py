@@ -74,7 +74,11 @@ def test_gramian_of_missing_sparse_and_half_precision_gradients():
     ]
     dense = np.zeros((3, 2))
     dense[1] = table.sum(0)
-    rows = [np.r_[a.ravel(), 0 * b.ravel()], np.r_[dense.ravel(), b.ravel()], np.r_[0 * a.ravel(), -b.ravel()]]
+    rows = [
+        np.r_[a.ravel(), 0 * b.ravel()],
+        np.r_[dense.ravel(), b.ravel()],
+        np.r_[0 * a.ravel(), -b.ravel()],
+    ]
     found = gramian(gradients)
     assert found.dtype == tf.float32
     np.testing.assert_allclose(found, np.array(rows) @ np.array(rows).T, rtol=2e-3, atol=2e-3)
@@ -82,7 +86,9 @@ def test_gramian_of_missing_sparse_and_half_precision_gradients():
 
 def test_gradnorm_one_step():
     ones = tf.ones([2], tf.bool)
-    rates, targets, gradient = gradnorm(tf.ones([2]), tf.constant([3.0, 1.0]), tf.constant([0.5, 0.9]), 1.5, ones)
+    rates, targets, gradient = gradnorm(
+        tf.ones([2]), tf.constant([3.0, 1.0]), tf.constant([0.5, 0.9]), 1.5, ones
+    )
     np.testing.assert_allclose(rates, (0.7143, 1.2857), atol=1e-4)
     np.testing.assert_allclose(targets, (1.2074, 2.9157), atol=1e-4)
     np.testing.assert_allclose(gradient, (3.0, -1.0))
@@ -148,7 +154,9 @@ def test_uncertainty_gradient_is_that_of_its_total():
         tape.watch(s)
         total = tf.reduce_sum(0.5 * tf.exp(-s) * values + 0.5 * s)
     combiner.log_variance.assign(s)
-    np.testing.assert_allclose(combiner.total(values, combiner.coefficients(None, None, None)), total, rtol=1e-6)
+    np.testing.assert_allclose(
+        combiner.total(values, combiner.coefficients(None, None, None)), total, rtol=1e-6
+    )
     from losses.combiners.learned import uncertainty
 
     np.testing.assert_allclose(uncertainty(values, s)[1], tape.gradient(total, s), rtol=1e-5)
@@ -233,7 +241,9 @@ def test_coefficients_are_the_gradient_of_the_total(name):
 
 def test_famo_start():
     combiner = built(losses.FAMO())
-    np.testing.assert_allclose(combiner.coefficients(tf.constant([4.0, 1.0]), None, None), (0.2, 0.8), rtol=1e-5)
+    np.testing.assert_allclose(
+        combiner.coefficients(tf.constant([4.0, 1.0]), None, None), (0.2, 0.8), rtol=1e-5
+    )
 
 
 def test_famo_moves_towards_the_loss_that_fell_least():
@@ -269,7 +279,13 @@ def test_famo_minimum_is_subtracted():
         # matrices [[3, -1]] and [[0.5, 0.5]]; vectors [9] and [9] do not count for max and mean
         ("max_mean", (1.0, 3.0 / 0.5)),
         ("mean_mean", (1.0, 2.0 / 0.5)),
-        ("norm", ((np.sqrt(91) + np.sqrt(81.5)) / 2 / np.sqrt(91), (np.sqrt(91) + np.sqrt(81.5)) / 2 / np.sqrt(81.5))),
+        (
+            "norm",
+            (
+                (np.sqrt(91) + np.sqrt(81.5)) / 2 / np.sqrt(91),
+                (np.sqrt(91) + np.sqrt(81.5)) / 2 / np.sqrt(81.5),
+            ),
+        ),
     ],
 )
 def test_gradient_balance(statistic, expected):

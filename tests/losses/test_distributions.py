@@ -21,7 +21,10 @@ def kl_by_quadrature(mean, log_variance, prior_mean, prior_log_variance):
 
 def test_gaussian_kl_against_the_integral():
     expected = [
-        sum(kl_by_quadrature(*(float(a[b, i]) for a in (MEAN, LOG_VARIANCE, PRIOR_MEAN, PRIOR_LOG_VARIANCE))) for i in (0, 1))
+        sum(
+            kl_by_quadrature(*(float(a[b, i]) for a in (MEAN, LOG_VARIANCE, PRIOR_MEAN, PRIOR_LOG_VARIANCE)))
+            for i in (0, 1)
+        )
         for b in range(3)
     ]
     value = losses.gaussian_kl((PRIOR_MEAN, PRIOR_LOG_VARIANCE), (MEAN, LOG_VARIANCE))

@@ -38,7 +38,11 @@ CASES = [  # schedule, the same in plain Python, final
     (Constant(0.3), lambda t: 0.3, 0.3),
     (LinearRamp(0.2, 2.0, steps=40, begin=10), ramp(lambda x: x, 0.2, 2.0, 40, 10), 2.0),
     (LinearRamp(2.0, 0.0, steps=40), ramp(lambda x: x, 2.0, 0.0, 40, 0), 0.0),
-    (CosineRamp(0.0, 3.0, steps=40, begin=5), ramp(lambda x: (1 - math.cos(math.pi * x)) / 2, 0, 3, 40, 5), 3.0),
+    (
+        CosineRamp(0.0, 3.0, steps=40, begin=5),
+        ramp(lambda x: (1 - math.cos(math.pi * x)) / 2, 0, 3, 40, 5),
+        3.0,
+    ),
     (SigmoidRamp(0.5, 1.0, steps=40, begin=5), ramp(sigmoid(10), 0.5, 1.0, 40, 5), 1.0),
     (SigmoidRamp(0.0, 1.0, steps=40, steepness=3.0), ramp(sigmoid(3), 0, 1.0, 40, 0), 1.0),
     (Piecewise([10, 20], [1.0, 0.5, 2.0]), lambda t: 1.0 if t < 10 else 0.5 if t < 20 else 2.0, 2.0),
@@ -94,7 +98,9 @@ def test_every_schedule_is_in_the_table():
 def test_large_step_counts_are_exact(offset):
     """A float32 step is off by up to 64 at 10^9."""
     begin = 10**9
-    np.testing.assert_allclose(LinearRamp(0.0, 1.0, steps=10, begin=begin)(begin + offset), offset / 10, rtol=1e-6)
+    np.testing.assert_allclose(
+        LinearRamp(0.0, 1.0, steps=10, begin=begin)(begin + offset), offset / 10, rtol=1e-6
+    )
     np.testing.assert_allclose(CyclicalKL(20)(begin + offset), min(offset / 10, 1.0), rtol=1e-6)
     assert float(EnabledFrom(begin + 5)(begin + offset)) == (offset >= 5)
     assert float(Piecewise([begin + 5], [0.0, 1.0])(begin + offset)) == (offset >= 5)
@@ -113,7 +119,10 @@ def test_frozen_and_comparable():
     [
         (lambda: Constant(float("nan")), "`value` of Constant is nan; it must be a finite number"),
         (lambda: Constant("one"), "`value` of Constant is 'one'"),
-        (lambda: LinearRamp(0.0, 1.0, steps=0), "`steps` of LinearRamp is 0; it must be a whole number, at least 1"),
+        (
+            lambda: LinearRamp(0.0, 1.0, steps=0),
+            "`steps` of LinearRamp is 0; it must be a whole number, at least 1",
+        ),
         (lambda: LinearRamp(0.0, 1.0, steps=1.5), "`steps` of LinearRamp is 1.5"),
         (lambda: LinearRamp(0.0, 1.0, steps=5, begin=-1), "`begin` of LinearRamp is -1"),
         (lambda: CosineRamp(0.0, math.inf, steps=5), "`end` of CosineRamp is inf"),

@@ -72,7 +72,9 @@ def test_masked_squared_error(padding):
 
 
 def test_masked_squared_error_without_a_feature_axis():
-    values, weights = losses.masked_squared_error(padding=None)((np.ones((2, 3), "f"), np.eye(2, 3)), np.zeros((2, 3), "f"))
+    values, weights = losses.masked_squared_error(padding=None)(
+        (np.ones((2, 3), "f"), np.eye(2, 3)), np.zeros((2, 3), "f")
+    )
     np.testing.assert_array_equal(values, np.eye(2, 3))
     np.testing.assert_array_equal(weights, np.eye(2, 3))
 

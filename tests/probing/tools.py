@@ -153,6 +153,12 @@ def compare(layer, inputs, mask, mode, loss=loss_of, **options):
     return Run(layer, first, second[:3], second[3], second[4], mask)
 
 
+@functools.cache
+def opinion(kind, masked):
+    """The second opinion on the table."""
+    return second_opinion(run(kind, "eager", masked).layer, make_inputs(), make_mask() if masked else None)
+
+
 class Second(NamedTuple):
     """The second opinion on one cell: gradients by iteration, each [time, batch, ...]."""
 
@@ -170,7 +176,7 @@ def second_opinion(layer, inputs, mask, loss=loss_of):
     cells = getattr(layer.cell, "cells", [layer.cell])
     order = range(TIME - 1, -1, -1) if layer.go_backwards else range(TIME)
     copies = {key: [] for key in ("inputs",)}
-    with tf.GradientTape(persistent=True) as tape:
+    with tf.GradientTape() as tape:
 
         def copy(key, tensor):
             tensor = tf.identity(tensor)
@@ -199,9 +205,10 @@ def second_opinion(layer, inputs, mask, loss=loss_of):
             outputs.append(previous)
         value = loss(tf.stack(outputs, 1) if layer.return_sequences else outputs[-1])
 
+    found = tape.gradient(value, copies, unconnected_gradients="zero")
+
     def gradients(key):
-        found = [tape.gradient(value, c, unconnected_gradients="zero").numpy() for c in copies[key]]
-        return np.stack(found)
+        return np.stack([gradient.numpy() for gradient in found[key]])
 
     opinions = []
     for i, cell in enumerate(cells):

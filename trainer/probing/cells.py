@@ -7,12 +7,14 @@ it (or in the variables), and hands what the cell assigned (the seed of its drop
 """
 
 import contextlib
+import functools
 
 import keras
 import tensorflow as tf
 
 from trainer.probing import active, internals, taps
-from trainer.probing.loop import index_of, run
+from trainer.probing.loop import run
+from trainer.probing.stepping import index_of
 
 
 def run_cell(cell, inputs, states, mask, training, layout, record=None):
@@ -64,20 +66,19 @@ class CellStep:
         self._kwargs = {"training": training} if internals.takes_training(cell) else {}
         self._moving = []
 
-    def first(self, inputs, states, record, discard=False):
+    def first(self, inputs, states, record):
         t = tf.constant(0)
         with active.discovering(record, t):
-            output, states, scope = self._call(t, inputs, states, None, (), record)
-        if discard:
-            return output, states, ()
+            output, states, scope = self._call(inputs, states, None, (), record)
         self._moving = [variable for variable, _ in scope.moved.values()]
         return output, states, [value for _, value in scope.moved.values()]
 
     def __call__(self, t, inputs, states, ports, moving, record):
-        known = [] if moving is None else self._moving
-        with active.time_step(record, t, ports):
+        stepped = moving is None
+        known = [] if stepped else self._moving
+        with active.time_step(None if stepped else record, t, ports):
             pairs = zip(known, moving or (), strict=True)
-            output, states, scope = self._call(t, inputs, states, ports, pairs, record)
+            output, states, scope = self._call(inputs, states, ports, pairs, record, observed=stepped)
         values = [scope.moved.pop(id(variable))[1] for variable in known]
         for variable, value in scope.moved.values():
             variable.assign(value)
@@ -87,14 +88,19 @@ class CellStep:
         for variable, value in zip(self._moving, moving, strict=True):
             variable.assign(value)
 
-    def _call(self, t, inputs, states, ports, moving, record):
+    def _call(self, inputs, states, ports, moving, record, observed=False):
         branches = record.branches(ports) if record is not None and ports else {}
         inner = inner_cells(self._cell) if record is not None else ()
+        call = functools.partial(self._cell, **self._kwargs)
         with contextlib.ExitStack() as stack:
             for index, cell in enumerate(inner):
-                stack.enter_context(internals.intercepted_call(cell, _inner_tap(index, ports, record)))
+                wrapper = _observed(index, record) if observed else _tapped(index, ports, record)
+                stack.enter_context(internals.intercepted_call(cell, wrapper))
             scope = stack.enter_context(StepScope(branches, moving))
-            output, new_states = self._cell(inputs, states, **self._kwargs)
+            if observed and record is not None and not inner:
+                output, new_states = record.observe(0, call, inputs, states)
+            else:
+                output, new_states = call(inputs, states)
         return output, new_states if keras.tree.is_nested(new_states) else [new_states], scope
 
 
@@ -103,7 +109,7 @@ def inner_cells(cell):
     return tuple(cell.cells) if isinstance(cell, keras.layers.StackedRNNCells) else ()
 
 
-def _inner_tap(index, ports, record):
+def _tapped(index, ports, record):
     """Taps what an inner cell hands to the one above, which no loop variable shows."""
 
     def wrapper(call):
@@ -116,5 +122,17 @@ def _inner_tap(index, ports, record):
             return output, new_states
 
         return tapped
+
+    return wrapper
+
+
+def _observed(index, record):
+    """Lets a `StepRecord` watch an inner cell."""
+
+    def wrapper(call):
+        def observed(inputs, states, *args, **kwargs):
+            return record.observe(index, lambda x, s: call(x, s, *args, **kwargs), inputs, states)
+
+        return observed
 
     return wrapper

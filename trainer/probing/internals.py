@@ -37,6 +37,12 @@ def read(variable, scope=None):
     return tf.convert_to_tensor(variable._value if value is None else value)
 
 
+def source(variable, scope=None):
+    """What a Keras variable is read from: a tensor that `scope` holds, or the `tf.Variable`."""
+    value = scope.get_current_value(variable) if scope is not None else None
+    return variable._value if value is None else value
+
+
 def raw(variable):
     """The `tf.Variable` that a Keras variable is made of."""
     return variable._value

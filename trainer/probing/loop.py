@@ -105,7 +105,9 @@ class _FunctionStep:
         self._function = function
 
     def first(self, inputs, states, record):
-        """Called before the loop; only the look of the result counts. Returns output, states, and what moves."""
+        """Called before the loop; only the look of the result counts. Returns output, states, and what
+        moves.
+        """
         t = tf.constant(0)
         with active.discovering(record, t):
             output, states = self._function(t, inputs, states)
@@ -116,9 +118,11 @@ class _FunctionStep:
 
         Where Python goes through the time steps `ports` and `moving` are None.
         """
-        if ports is None and record is not None:
-            output, states = record.observe(0, functools.partial(self._function, t), inputs, states)
-            return output, states, None
+        if ports is None:
+            call = functools.partial(self._function, t)
+            return *(
+                call(inputs, states) if record is None else record.observe(0, call, inputs, states)
+            ), None
         with active.time_step(record, t, ports):
             output, states = self._function(t, inputs, states)
         return output, states, moving

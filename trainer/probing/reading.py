@@ -18,9 +18,9 @@ def read_loop(record, gradients, factor, scale, full):
         factor: what norms per example are multiplied by.
         scale: what gradients of weights are divided by.
     """
-    tapped = [key for key in gradients if key.split("/")[0] in ("state", "weights", "weight", "probe")]
-    if all(gradients[key] is None for key in tapped):
+    if not record.is_reached(gradients):
         errors.raise_no_gradient(record.name)
+    gradients = record.translate(gradients)
     found = {
         group.name: {
             **measure.examples(record, group, gradients, factor, full),

@@ -45,8 +45,8 @@ class LoopRecord:
         self.variables = list(variables) if weights else []
         self.weights = weights
         self.stateful = stateful
-        self.cells = cells
-        self.inner = {}
+        self.cells = cells or {}
+        self.inner = {}  # index of an inner cell -> (an output, which of its states that is)
         self._discovered = {}
         self.sources = {}
         self.groups = []
@@ -84,7 +84,8 @@ class LoopRecord:
         """The ports as lists to be carried by the loop, {key: list}, and what they hold, {key: Spec}."""
         flat, new = keras.tree.flatten(states), keras.tree.flatten(new_states)
         self.length, self.masked = length, masked
-        self.make_groups(flat, new, output)
+        alias = next((j for j, state in enumerate(new) if state is output), None)
+        self.make_groups([state.dtype.is_floating for state in flat], alias)
         ports = {f"state/{j}": self._port(state) for j, state in enumerate(flat) if state.dtype.is_floating}
         if masked and output.dtype.is_floating:
             ports["output"] = self._port(output)
@@ -167,26 +168,24 @@ class LoopRecord:
         """What `trainer.probing.measure` reads."""
         return gradients
 
-    def make_groups(self, flat, new, output):
-        """Called with the states before and after the first time step, and its output."""
-        floating = [j for j, state in enumerate(flat) if state.dtype.is_floating]
+    def make_groups(self, floating, alias):
+        """`floating`: for each state whether it has a gradient; `alias`: which of them is the output, or
+        None.
+        """
         external = "output" if self.masked else ("outputs" if self.layout.return_sequences else "last")
-        everything = range(len(self.variables))
-        alias = next((j for j in floating if new[j] is output), None)
-        if not self.inner:
-            self.groups = [Group(self.name, floating, alias, external, everything, True)]
+        if not self.cells:
+            members = [j for j, ok in enumerate(floating) if ok]
+            self.groups = [Group(self.name, members, alias, external, range(len(self.variables)), True)]
             return
         start, positions = 0, {id(variable): index for index, variable in enumerate(self.variables)}
         for index, (name, (count, variables)) in enumerate(self.cells.items()):
-            members = [j for j in range(start, start + count) if j in floating]
             local = self.inner[index][1]
-            top = index == len(self.cells) - 1
             self.groups.append(
                 Group(
                     f"{self.name}/{name}",
-                    members,
+                    [j for j in range(start, start + count) if floating[j]],
                     None if local is None else start + local,
-                    external if top else f"inner/{index}",
+                    external if index == len(self.cells) - 1 else f"inner/{index}",
                     [positions[id(v)] for v in variables if id(v) in positions],
                     index == 0,
                 )

@@ -18,8 +18,9 @@ import tensorflow as tf
 from trainer.probing import active, errors, internals, probes, reading, report, shares
 from trainer.probing.cells import inner_cells, run_cell
 from trainer.probing.layers import find_layers
-from trainer.probing.loop import Layout
+from trainer.probing.loop import Layout, is_stepped
 from trainer.probing.records import LoopRecord
+from trainer.probing.steps import StepRecord
 
 
 class ProbeSession:
@@ -117,7 +118,8 @@ class ProbeSession:
         return self._add_loop(candidate, layout)
 
     def _add_loop(self, name, layout, **options):
-        record = LoopRecord(self._root, name, layout, weights=self._weights, **options)
+        kind = StepRecord if is_stepped(layout) else LoopRecord
+        record = kind(self._root, name, layout, weights=self._weights, **options)
         self._loops[name] = record
         return record
 
@@ -255,6 +257,7 @@ class ProbeSession:
             raise ValueError("The sum check needs all of G_t. Use `ProbeSession(..., weights='full')`.")
         sums = {}
         for record, own in self._split(gradients):
+            own = record.translate(own) if isinstance(record, LoopRecord) else own
             for index, variable in enumerate(getattr(record, "variables", ())):
                 total = tf.reduce_sum(tf.cast(own[f"weight/{index}"], tf.float64), axis=0)
                 sums[id(variable)] = sums.get(id(variable), 0.0) + total
@@ -319,8 +322,8 @@ _ZERO = []
 def _watched_zero():
     """A variable, because tapes watch variables by themselves. It is never assigned."""
     if not _ZERO:
-        # In a thread of its own, where no `tf.function` is being traced and no strategy is in force: a function may
-        # create variables only in its first trace.
+        # In a thread of its own, where no `tf.function` is being traced and no strategy is in force: a
+        # function may create variables only in its first trace.
         thread = threading.Thread(target=lambda: _ZERO.append(tf.Variable(0.0, name="probe_root")))
         thread.start()
         thread.join()

@@ -38,22 +38,21 @@ def loop_products(record, gradients):
         record: `LoopRecord`.
         gradients: a list of `{key: gradient or None}`, one for each loss.
     """
-    if not any(_reaches(own) for own in gradients):
+    reached = [record.is_reached(own) for own in gradients]
+    if not any(reached):
         errors.raise_no_gradient(record.name)
+    gradients = [record.translate(own) if ok else None for own, ok in zip(gradients, reached, strict=True)]
     valid = None if record.valid is None else measure.in_input_time(record, record.valid)
     found = {}
     for group in record.groups:
-        flows = [measure.flow(record, group, own).total if _reaches(own) else [] for own in gradients]
+        flows = [[] if own is None else measure.flow(record, group, own).total for own in gradients]
         product = tf.add_n([_products(state, valid) for state in _align(flows)])
         found[group.name] = tf.reverse(product, [2]) if record.layout.go_backwards else product
     if len(found) > 1:
         found = {record.name: tf.add_n(list(found.values())), **found}
     for name, batched in record.probes.items():
         if batched:
-            flows = [
-                [] if own[f"probe/{name}"] is None else [tf.reverse(own[f"probe/{name}"], [0])]
-                for own in gradients
-            ]
+            flows = [[] if own is None else [tf.reverse(own[f"probe/{name}"], [0])] for own in gradients]
             found[name] = _products(_align(flows)[0], valid)
     return found
 
@@ -63,12 +62,6 @@ def tensor_products(tensors):
     reach.
     """
     return _products(_align([[] if tensor is None else [tensor] for tensor in tensors])[0], None)
-
-
-def _reaches(gradients):
-    return any(
-        value is not None for key, value in gradients.items() if key.split("/")[0] in ("state", "probe")
-    )
 
 
 def _align(flows):

@@ -11,7 +11,8 @@ def run_steps(step, inputs, states, mask, layout, record):
         raise ValueError("A loop can be unrolled only if the number of time steps is known; it is None.")
     slices, valids = tf.unstack(inputs), None if mask is None else tf.unstack(mask)
     if not layout.unroll:
-        # Keras's loop, too, runs a step whose result it throws away. It moves the seeds of a cell's own dropout.
+        # Keras's loop, too, runs a step whose result it throws away. It moves the seeds of a cell's own
+        # dropout.
         step.finish(step.first(slices[0], states, record)[2])
     times = range(length - 1, -1, -1) if layout.go_backwards else range(length)
     flat, previous, outputs = keras.tree.flatten(states), None, []
@@ -37,7 +38,9 @@ def run_steps(step, inputs, states, mask, layout, record):
 
 
 def zeroes_at_once(layout):
-    """Whether outputs of masked time steps are zeroed in the loop. Unrolled loops carry them on and zero them after it."""
+    """Whether outputs of masked time steps are zeroed in the loop. Unrolled loops carry them on and zero them
+    after it.
+    """
     return layout.zero_output_for_mask and not layout.unroll
 
 

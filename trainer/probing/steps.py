@@ -1,8 +1,9 @@
 """What is probed where Python goes through the time steps one by one, without a single tap.
 
-All states are within reach of the tape there, so their gradients λ_t are asked of it directly. What a time step sends
-back, r_t, its inputs' and its weights' gradients follow from λ_t by a tape of its own around each time step. So the
-sums of the backward pass are those of an unprobed update in the same order: a tap would split some of them in two.
+The tape only tells what arrives at the outputs and the final states. From there the report goes back through
+the loop once more, by a tape of its own around each time step. So the training gradient is summed in the very
+order of an unprobed update; a tap would split some of its sums in two. It costs a second backward pass of the
+loop, which in eager and unrolled loops is nothing to save.
 """
 
 from typing import Any, NamedTuple
@@ -18,15 +19,16 @@ class _Step(NamedTuple):
     tape: Any
     entering: Any  # [inputs, *states]
     weights: Any  # what the weights are read from
-    leaving: Any  # {key: tensor}: states, and the output if it is none of them
+    leaving: Any  # states
+    output: Any
 
 
 class StepRecord(LoopRecord):
-    """`LoopRecord` for loops in Python. Its sources are `new/<cell>/<iteration>/<j>`, `outputs` or `last`, `final/<j>`."""
+    """`LoopRecord` for loops in Python. Its sources are `outputs` or `last`, and `final/<j>`."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._steps = {}  # cell -> [_Step]
+        self._steps = {}  # index of the cell -> [_Step]
 
     def tap_inputs(self, inputs):
         self.batch, self.length = tf.shape(inputs)[1], inputs.shape[0]
@@ -38,21 +40,144 @@ class StepRecord(LoopRecord):
         return [tf.identity(s) if ids.index(id(s)) < position else s for position, s in enumerate(flat)]
 
     def observe(self, index, call, inputs, states):
-        """Runs `call(inputs, states)`, a time step of cell `index`, and remembers how to go back through it."""
-        flat = keras.tree.flatten(states)
-        outer = internals.outer_scope()
-        weights = [internals.source(variable, outer) for variable in self._variables_of(index)]
+        """Runs `call(inputs, states)`, a time step of cell `index`, and remembers how to go back through
+        it.
+        """
+        flat, outer = keras.tree.flatten(states), internals.outer_scope()
+        weights = [internals.source(self.variables[k], outer) for k in self._variables_of(index)]
         with tf.GradientTape(persistent=True) as tape:
-            tape.watch([tensor for tensor in [inputs, *flat, *weights] if _is_floating_tensor(tensor)])
+            tape.watch([tensor for tensor in [inputs, *flat, *weights] if tensor.dtype.is_floating])
             output, new = call(inputs, states)
-            new = [tf.identity(x) if stepping.index_of(x, flat) is not None else x for x in keras.tree.flatten(new)]
-        leaving = {str(j): state for j, state in enumerate(new) if state.dtype.is_floating}
-        alias = stepping.index_of(output, new)
-        if alias is None and output.dtype.is_floating:
-            leaving["output"] = output
-        steps = self._steps.setdefault(index, [])
-        self.sources.update({f"new/{index}/{len(steps)}/{key}": tensor for key, tensor in leaving.items()})
-        steps.append(_Step(tape, [inputs, *flat], weights, leaving))
-        if len(steps) == 1:
-            self.inner[index] = (output, alias)
-        return output, keras.tree.pack_sequence_as(new if not keras.tree.is_nested(states) else states, new)
+        leaving = keras.tree.flatten(new)
+        self.inner[index] = (output, stepping.index_of(output, leaving))
+        self._steps.setdefault(index, []).append(_Step(tape, [inputs, *flat], weights, leaving, output))
+        return output, new
+
+    def finish(self, states, mask):
+        states = super().finish(states, mask)
+        self.masked = mask is not None
+        self.make_groups([state.dtype.is_floating for state in keras.tree.flatten(states)], self.inner[0][1])
+        return states
+
+    def is_reached(self, gradients):
+        return any(gradient is not None for gradient in gradients.values())
+
+    def translate(self, gradients):
+        found = {key: value for key, value in gradients.items() if key.startswith("final/")} | self._arriving(
+            gradients
+        )
+        arriving = self._unstack_arriving(found)
+        # Doubled, and halved below, which is exact: were these the very operations of the training gradient,
+        # TensorFlow would merge the two, and might then sum the latter in another order.
+        later = [_double(found.get(f"final/{j}")) for j in range(self._count_states())]
+        ways = []
+        for number in range(self.length - 1, -1, -1):
+            way, later = self._go_back(number, later, _double(arriving[number]))
+            ways.append(way)
+        for key in ways[0]:
+            found[key] = tf.stack([way[key] for way in ways]) / 2
+        if "input" in found and not self.layout.go_backwards:
+            found["input"] = tf.reverse(found["input"], [0])
+        if self.weights == "norms" and self.variables:
+            steps = [tf.unstack(found.pop(f"weight/{k}")) for k in range(len(self.variables))]
+            found["weights"] = tf.stack([taps.stack_norms(own) for own in zip(*steps, strict=True)])
+        return found
+
+    def _go_back(self, number, later, arriving):
+        """Back through one iteration. Returns what is reported of it, and the gradients of the states before
+        it.
+
+        Args:
+            later: gradients of the states after it, from all later iterations; None for 0.
+            arriving: gradient of its output.
+        """
+        way, before = {}, list(later)
+        end = len(later)
+        for index in reversed(self._steps):
+            step = self._steps[index][number]
+            start = end - len(step.leaving)
+            seeds = [self._unmasked(number, gradient) for gradient in later[start:end]]
+            inputs, *rest = _vector_jacobian(step, seeds, arriving)
+            states, weights = rest[: end - start], rest[end - start :]
+            for j, state in enumerate(states, start):
+                if state is not None:
+                    before[j] = state + self._masked(number, later[j])
+                    way[f"state/{j}"] = before[j]
+            way |= {f"weight/{k}": g for k, g in zip(self._variables_of(index), weights, strict=True)}
+            if inputs is not None:
+                way["input" if index == 0 else f"inner/{index - 1}"] = inputs
+            arriving, end = inputs, start
+        return way, before
+
+    def _unmasked(self, number, gradient):
+        """The part of a gradient that goes through the cell."""
+        if gradient is None or not self.masked:
+            return gradient
+        return stepping.select(self._valid_at(number), gradient, tf.zeros_like(gradient))
+
+    def _masked(self, number, gradient):
+        """The part that a masked time step hands on as it is."""
+        if gradient is None or not self.masked:
+            return 0
+        return stepping.select(self._valid_at(number), tf.zeros_like(gradient), gradient)
+
+    def _valid_at(self, number):
+        t = self.length - 1 - number if self.layout.go_backwards else number
+        return self.valid[t][:, tf.newaxis]
+
+    def _variables_of(self, index):
+        if not self.cells:
+            return range(len(self.variables))
+        own = {id(variable) for variable in list(self.cells.values())[index][1]}
+        return [k for k, variable in enumerate(self.variables) if id(variable) in own]
+
+    def _count_states(self):
+        return sum(len(steps[0].leaving) for steps in self._steps.values())
+
+    def _arriving(self, gradients):
+        """The gradient at the output of each cell, with a mask before the mask acts on it; as from ports."""
+        key = "outputs" if self.layout.return_sequences else "last"
+        gradient = gradients.get(key)
+        if not self.masked or gradient is None:
+            return {"output" if self.masked else key: gradient}
+        arriving = tf.unstack(gradient) if self.layout.return_sequences else [gradient]
+        carried, found = None, []
+        for number in range(self.length - 1, -1, -1):
+            now = arriving.pop() if arriving else tf.zeros_like(carried)
+            now = now if carried is None else now + carried
+            found.append(self._unmasked(number, now))
+            # What arrives at a masked time step is for the output that it repeats, unless that is zeroed.
+            zeroed = stepping.zeroes_at_once(self.layout)
+            carried = tf.zeros_like(now) if zeroed else self._masked(number, now)
+        return {"output": tf.stack(found)}
+
+    def _unstack_arriving(self, found):
+        if found.get("output") is not None:
+            return tf.unstack(found["output"])[::-1]
+        if found.get("outputs") is not None:
+            return tf.unstack(found["outputs"])
+        return [None] * (self.length - 1) + [found.get("last")]
+
+
+def _vector_jacobian(step, seeds, arriving):
+    """Gradients of the inputs, the states and the weights of one time step; None for what is not a real
+    number.
+    """
+    pairs = [(tensor, seed) for tensor, seed in zip(step.leaving, seeds, strict=True) if seed is not None]
+    if arriving is not None:
+        pairs.append((step.output, arriving))
+    sources = [*step.entering, *step.weights]
+    found = [None] * len(sources)
+    if pairs:
+        targets, gradients = zip(*pairs, strict=True)
+        found = step.tape.gradient(list(targets), sources, output_gradients=list(gradients))
+    return [
+        (tf.zeros_like(source) if gradient is None else tf.convert_to_tensor(gradient))
+        if source.dtype.is_floating
+        else None
+        for gradient, source in zip(found, sources, strict=True)
+    ]
+
+
+def _double(gradient):
+    return None if gradient is None else 2 * tf.convert_to_tensor(gradient)

@@ -1,0 +1,89 @@
+"""What a probed update shows in TensorBoard: [time] vectors for the dashboard, scalars, and a heat map for everybody."""
+
+from dashboard import metadata
+from trainer import heatmap, probing, writer
+
+_SCALARS = ("horizon", "median_gain", "omega", "zero_fraction", "nonfinite", "cut_off")
+
+
+class TimestepLog:
+    """Writes the reports of probed updates, and keeps the latest one."""
+
+    def __init__(self, owner):
+        self._owner = owner
+        self.latest = {}  # {layer: {quantity: [time]}} of the latest probed update
+        self.rows = 0  # probed updates written in this run's lifetime
+        self._pictures = {}
+
+    def write(self, events, step, reports):
+        """Writes one probed update. `events` may be None: then only `latest` is kept."""
+        values, self.latest = [], {}
+        self.rows += 1
+        for name, report in reports.items():
+            minimizer = self._owner.minimizers[name]
+            prefix = f"{name}/" if name else ""
+            values += self._losses(prefix, minimizer, report)
+            values += self._layers(prefix, minimizer, report, step)
+        if events is not None:
+            events.write(step, values)
+        self._grow(reports)
+
+    def _layers(self, prefix, minimizer, report, step):
+        if not report["totals"]:
+            return []
+        presented = probing.present(report["totals"], minimizer.probe_shapes)
+        values = []
+        for layer, vectors in presented.vectors.items():
+            label = prefix + layer
+            self.latest[label] = vectors
+            examples = report["totals"][layer].get("examples")
+            valid = None if examples is None else _fit(examples.numpy() > 0, next(iter(vectors.values())))
+            shape = presented.shapes.get(layer)
+            for quantity, vector in vectors.items():
+                own = valid if valid is not None and valid.shape == vector.shape else None
+                values.append(metadata.vector_summary(label, quantity, vector, own, time_shape=shape))
+            values.append(metadata.rows_summary(label, self.rows))
+            for scalar in _SCALARS:
+                if scalar in presented.scalars[layer]:
+                    values.append(writer.scalar(f"timestep/{label}/{scalar}", presented.scalars[layer][scalar]))
+            if "state" in vectors:
+                values.append(self._picture(label, step, vectors["state"]))
+        for layer, shares in report.get("shares", {}).items():
+            for loss, share in zip(minimizer.names, shares.numpy(), strict=True):
+                values.append(metadata.loss_share_summary(prefix + layer, loss, share))
+        return values
+
+    def _losses(self, prefix, minimizer, report):
+        if "norms" not in report:
+            return []
+        names, norms, cosines = minimizer.names, report["norms"].numpy(), report["cosines"].numpy()
+        values = [
+            writer.scalar(f"gradient_norm/{prefix}{name}", norm) for name, norm in zip(names, norms, strict=True)
+        ]
+        pairs = [(i, j) for i in range(len(names)) for j in range(i + 1, len(names))]
+        for i, j in pairs:
+            values.append(writer.scalar(f"gradient_cosine/{prefix}{names[i]}-{names[j]}", cosines[i, j]))
+        values.append(writer.scalar(f"gradient_cosine/{prefix}update-mean", report["update_mean"].numpy()))
+        conflicts = sum(cosines[i, j] < 0 for i, j in pairs) / len(pairs)
+        values.append(writer.scalar(f"gradient_conflict/{prefix}rate", conflicts))
+        return values
+
+    def _picture(self, label, step, vector):
+        history = self._pictures.setdefault(label, heatmap.History())
+        history.add(step, vector)
+        title = f"{label}: gradient of the state at every time step"
+        return writer.image(f"timestep/{label}/heatmap", heatmap.draw(history, title))
+
+    def _grow(self, reports):
+        """A `probe` that went beyond its capacity gets a larger one, in a new trace at the next probed update."""
+        missing = {}
+        for name, report in reports.items():
+            shapes = self._owner.minimizers[name].probe_shapes
+            missing |= probing.missing_capacity(report["totals"], shapes) if report["totals"] else {}
+        if missing:
+            self._owner.probe_capacity |= missing
+            self._owner.calls.forget_probes()
+
+
+def _fit(valid, vector):
+    return valid if valid.shape == vector.shape else None
