@@ -260,6 +260,8 @@ class Fitting:
         if resumed:
             for run in runs:
                 drop_later_events(run, resume_step)
+            if self._trainer.probe_every:
+                self._trainer.timesteps.resume(runs[0], self._trainer.timesteps.rows)
         self._train_writer, self._eval_writer = (EventWriter(run, resume_step) for run in runs)
         return resumed
 

@@ -29,6 +29,7 @@ class History:
 
     def __init__(self, steps=(), rows=()):
         self.steps, self.rows = list(steps), list(rows)
+        self.drawn = 0  # number of rows logged when it was drawn last
 
     def add(self, step, row):
         self.steps.append(int(step))

@@ -95,7 +95,7 @@ class MicroStep:
         mean = None
         if len(targets) > 1 or self.per_loss:
             weights = self._weights.at(self._owner.step.value())
-            mean = scale * tf.add_n([w * _safe_mean(term) for w, term in zip(weights, ordered, strict=True)])
+            mean = scale * tf.add_n([w * safe_mean(term) for w, term in zip(weights, ordered, strict=True)])
         return mean, [scale * term.sum for term in ordered] if len(ordered) > 1 else []
 
     def _group_divisor(self, terms):
@@ -158,7 +158,7 @@ class MicroStep:
         if not isinstance(coefficients, tuple):
             weights = [w * c for w, c in zip(weights, tf.unstack(tf.stop_gradient(coefficients)), strict=True)]
         if self.fold:
-            parts = [[w * _safe_mean(term) for w, term in zip(weights, terms, strict=True)]]
+            parts = [[w * safe_mean(term) for w, term in zip(weights, terms, strict=True)]]
         else:
             parts = [[weights[i] * (terms[i].sum / self.ratios[i]) for i in group] for group in self.groups]
         return coefficients, [group[0] if len(group) == 1 else tf.add_n(group) for group in parts]
@@ -198,7 +198,7 @@ def is_plain_sum(combiner):
     return combiner.needs == "weights" and not combiner.variables
 
 
-def _safe_mean(term):
+def safe_mean(term):
     # A divisor that is a number of elements is never 0; one that is a sum of weights may be.
     if term.divisor_key[0] in ("examples", "one"):
         return term.sum / term.divisor
@@ -231,17 +231,31 @@ def _unfold_replica(variables, values, replica):
     return [x - offset if is_seed(v) else x for v, x in zip(variables, values, strict=True)]
 
 
-def forward_only(eval_step, owner, batch):
-    """Losses of a batch without gradients: {name: Term}, logs, number of examples, and what moved with new values."""
+def forward_only(hook, owner, batch, session=None):
+    """Losses of a batch without gradients: {name: Term}, logs, number of examples, and what moved with new values.
+
+    Args:
+        hook: `batch -> {name: loss}`.
+        owner: the trainer.
+        batch: of tensors.
+        session: a `ProbeSession` to run the hook in, or None.
+    """
     regularized = [
         v for v in getattr(owner.model, "trainable_variables", ()) if getattr(v, "regularizer", None) is not None
     ]
     mapped = [*regularized, *owner.forward_state.variables()]
     scope = ForwardScope(mapped, [tf.convert_to_tensor(raw(variable)) for variable in mapped])
     with scope, owner.collecting_logs() as logged:
-        losses = dict(eval_step(batch))
+        with contextlib.nullcontext() if session is None else session:
+            losses = dict(hook(batch))
         model_losses = list(getattr(owner.model, "losses", ()))
     examples = batches.count_examples(batch)
     terms = objective.make_terms(_with_regularization(losses, model_losses), examples)
     moved = list(scope.assigned.values())
     return terms, logged, examples, moved, [scope.get_current_value(v) for v in moved]
+
+
+def probed_terms(owner, batch, session):
+    """{name: Term} of a batch in training mode, in a probe session. Nothing moves."""
+    hook = owner.hook("compute_losses")
+    return forward_only(lambda batch: hook(batch, True), owner, batch, session)[0]

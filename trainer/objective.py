@@ -144,6 +144,13 @@ class LossWeights:
             for name in self.names
         ]
 
+    def scalars(self, names, step):
+        """As `at`, for losses whose order is not fixed yet."""
+        if self.names is not None:
+            return self.at(tf.convert_to_tensor(step))
+        given = [self._given.get(name, 1.0) for name in names]
+        return [tf.cast(w(tf.convert_to_tensor(step)) if callable(w) else w, tf.float32) for w in given]
+
     def static(self):
         """{name: number} that never changes with the step: a schedule counts with the value it settles at."""
         values = {}

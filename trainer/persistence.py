@@ -40,6 +40,7 @@ def save(trainer, source, store, log_window, epoch_window):
         "rounds": trainer.rounds,
         "position": source.position,
         "skipped": trainer.calls.skipped,
+        "probed": trainer.timesteps.rows,
         "windows": [log_window.values.tolist(), epoch_window.values.tolist()],
     }
     return store.save(trainer.host_step, tracked_state(trainer, source), host)
@@ -54,7 +55,7 @@ def restore(trainer, source, store):
     trainer.host_step = step
     trainer.epoch, trainer.rounds = host["epoch"], host["rounds"]
     trainer.calls.skipped = host["skipped"]
-    trainer.restored_windows = host["windows"]
+    trainer.restored_windows, trainer.timesteps.rows = host["windows"], host["probed"]
     if not source.checkpointable():
         source.skip_to(host["position"])
     source.position = host["position"]

@@ -1,5 +1,7 @@
 """What a probed update shows in TensorBoard: [time] vectors for the dashboard, scalars, and a heat map for everybody."""
 
+import tensorflow as tf
+
 from dashboard import metadata
 from trainer import heatmap, probing, writer
 
@@ -47,7 +49,7 @@ class TimestepLog:
                 if scalar in presented.scalars[layer]:
                     values.append(writer.scalar(f"timestep/{label}/{scalar}", presented.scalars[layer][scalar]))
             if "state" in vectors:
-                values.append(self._picture(label, step, vectors["state"]))
+                values += self._pictures_of(label, step, vectors["state"])
         for layer, shares in report.get("shares", {}).items():
             for loss, share in zip(minimizer.names, shares.numpy(), strict=True):
                 values.append(metadata.loss_share_summary(prefix + layer, loss, share))
@@ -68,11 +70,26 @@ class TimestepLog:
         values.append(writer.scalar(f"gradient_conflict/{prefix}rate", conflicts))
         return values
 
-    def _picture(self, label, step, vector):
-        history = self._pictures.setdefault(label, heatmap.History())
+    def resume(self, directory, rows):
+        """Goes on from what an interrupted run wrote, so that the pictures show it from its beginning."""
+        self.rows = rows
+        for step, value in writer.read(directory):
+            content = metadata.parse_content(value.metadata.plugin_data.content)
+            if content and content["kind"] == metadata.VECTOR and content["quantity"] == "state":
+                self._history(content["layer"]).add(step, tf.make_ndarray(value.tensor))
+
+    def _history(self, label):
+        return self._pictures.setdefault(label, heatmap.History())
+
+    def _pictures_of(self, label, step, vector):
+        """The heat map, drawn anew when a tenth more rows have come: pictures are larger than rows."""
+        history = self._history(label)
         history.add(step, vector)
+        if self.rows < 1.1 * history.drawn and self.rows != history.drawn:
+            return []
+        history.drawn = self.rows
         title = f"{label}: gradient of the state at every time step"
-        return writer.image(f"timestep/{label}/heatmap", heatmap.draw(history, title))
+        return [writer.image(f"timestep/{label}/heatmap", heatmap.draw(history, title))]
 
     def _grow(self, reports):
         """A `probe` that went beyond its capacity gets a larger one, in a new trace at the next probed update."""

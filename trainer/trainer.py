@@ -13,6 +13,7 @@ from trainer import arguments, batches, objective, update
 from trainer.calls import TrainCalls
 from trainer.evaluation import Evaluation
 from trainer.fitting import Fitting
+from trainer.inspection import Inspection
 from trainer.ledger import Ledger
 from trainer.scaling import LossScale
 from trainer.state import ForwardState, Tracing, creating_variables, raw
@@ -119,6 +120,7 @@ class Trainer:
         self.calls = TrainCalls(self)
         self.evaluation = Evaluation(self)
         self.timesteps = TimestepLog(self)
+        self.inspection = Inspection(self)
         self.sources = {}
         self.probe_capacity = {}  # of `probe` calls in loops whose length is not known, grown as needed
         self.epoch = 0  # passes over the data
@@ -186,6 +188,30 @@ class Trainer:
     def predict(self, dataset, *, steps=None):
         """The model's outputs for every example of the dataset, as NumPy arrays in the structure of the outputs."""
         return self.evaluation.predict(dataset, steps)
+
+    def timestep_gradients(self, batch, per_example=False, *, full=False):
+        """The gradient at every time step of every recurrent layer and `probe`, for one batch.
+
+        With the present weights of the losses, in training mode; nothing is trained and no state moves.
+
+        Args:
+            batch: as the dataset gives it; arrays are converted.
+            per_example: [batch, time] instead of the mean over the examples.
+            full: the gradients λ_t themselves as well, as `state_gradient/<state>`; implies `per_example`.
+
+        Returns:
+            {layer: {quantity: array [time] or [batch, time]}}. Quantities: `state`, `hidden`, `cell`, `recurrent`,
+            `external`, `input`, `gain`, `weight/<variable>`; per-example norms are those of dL/d(tensor) times the
+            number of examples.
+        """
+        return self.inspection.timestep_gradients(batch, per_example, full)
+
+    def check_timestep_sum(self, batch):
+        """{variable path: ‖Σ_t G_t − dL/dW‖ / ‖dL/dW‖} of the weights in recurrent layers: about 1e-6 in float32.
+
+        A larger value means that a weight is used outside the loop as well, for example by a regularizer.
+        """
+        return self.inspection.sum_check(batch)
 
     @contextlib.contextmanager
     def averaged_weights(self):

@@ -63,6 +63,7 @@ class Minimizer:
         """(micro-step, the same as a traced function) without or with probes: all micro-batches share one trace."""
         if probing not in self._micros:
             micro = self._make_micro(probing)
+            micro.persistent |= probing and len(self.names or ()) > 1
             compiled = tf.function(micro, autograph=False, jit_compile=self._owner.jit_compile or None)
             self._micros[probing] = micro, compiled
         return self._micros[probing]

@@ -121,12 +121,23 @@ class EventWriter:
             self._file = None
 
 
+def read(directory):
+    """(step, `Summary.Value`) of every value in a run's event files, in the order of writing."""
+    for path in _event_files(directory):
+        for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
+            event = event_pb2.Event.FromString(record)
+            for value in event.summary.value:
+                yield event.step, value
+
+
+def _event_files(directory):
+    names = sorted(os.listdir(directory)) if os.path.isdir(directory) else ()
+    return [os.path.join(directory, n) for n in names if ".tfevents." in n and not n.endswith(".tmp")]
+
+
 def drop_later_events(directory, step):
     """Rewrites a run's event files so that no event is later than `step`: a killed run may have logged past its checkpoint."""
-    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
-        path = os.path.join(directory, name)
-        if ".tfevents." not in name or name.endswith(".tmp"):
-            continue
+    for path in _event_files(directory):
         records, dropped = [], False
         try:
             for record in tf.data.TFRecordDataset(path).as_numpy_iterator():

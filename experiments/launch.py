@@ -1,0 +1,157 @@
+"""Launches an experiment: flags → `build(config)` → `Trainer.fit` → a table of what was reached.
+
+An experiment is one file:
+
+    @dataclasses.dataclass(frozen=True)
+    class Config(launch.Config):
+        length: int = launch.option(100, "time steps of a sequence", least=2)
+
+    def build(config):
+        ...
+        trainer = Trainer(model, launch.optimizer(config), losses, **launch.trainer_options(config))
+        return launch.Experiment(trainer, dataset, eval_dataset, goals=[launch.Goal("error", below=0.01)])
+
+    if __name__ == "__main__":
+        launch.main(Config, build)
+"""
+
+import contextlib
+import dataclasses
+import os
+import sys
+import tempfile
+import time
+
+import tensorflow as tf
+
+from experiments import building, closing, command_line, profiling, session
+from experiments.building import optimizer, trainer_options
+from experiments.closing import Goal
+from experiments.config import Config
+from experiments.options import option
+from trainer import Trainer
+
+__all__ = ["Config", "Experiment", "Goal", "main", "option", "optimizer", "run", "trainer_options"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What `build(config)` gives.
+
+    Args:
+        trainer: the trainer, made with `trainer_options(config)`.
+        dataset: batches to train on, endless.
+        eval_dataset: held-out batches, or None.
+        goals: what the docstring expects, compared with what was reached in the closing table.
+        callbacks: Keras callbacks.
+    """
+
+    trainer: Trainer
+    dataset: tf.data.Dataset
+    eval_dataset: tf.data.Dataset | None = None
+    goals: tuple = ()
+    callbacks: tuple = ()
+
+
+def main(config_class, build):
+    """Parses the flags of the experiment that was started as a program, runs it, and exits."""
+    module = sys.modules[config_class.__module__]
+    name = experiment_name(module)
+    doc = module.__doc__ or ""
+    command_line.run(lambda config: _main(config, build, name, doc), config_class, name, doc)
+
+
+def run(config, build, *, name="experiment", doc="", show=True):
+    """Runs an experiment in this process, resuming in its workdir. Returns {name: result} of the evaluation.
+
+    Args:
+        config: the experiment's config.
+        build: `build(config) -> Experiment`, called once in the scope of the strategy.
+        name: of the experiment, for the workdir and the table.
+        doc: the experiment's docstring; the paragraph that begins with "Expect" is quoted in the table.
+        show: print the progress and the closing table.
+    """
+    with contextlib.ExitStack() as stack:
+        if config.fast_dev_run:
+            config = _shortened(config, stack.enter_context(tempfile.TemporaryDirectory()))
+        building.prepare_process(config)
+        workdir = session.open_workdir(config, name) if config.workdir else None
+        with building.make_strategy(config).scope():
+            experiment = _limited(build(config), config)
+        if config.init_from and not (workdir and workdir.resuming):
+            session.warm_start(experiment, config.init_from)
+        if workdir:
+            workdir.write(experiment)
+        outcome = _fit(config, experiment, workdir, show)
+        if workdir:
+            workdir.finish(outcome)
+    if show:
+        print(closing.table(config, name, doc, experiment.goals, outcome), flush=True)
+    return outcome.results
+
+
+def experiment_name(module):
+    """The name of an experiment's module, also when it runs as a program."""
+    spec = getattr(module, "__spec__", None)
+    if spec is not None:
+        return spec.name.rpartition(".")[2]
+    return os.path.splitext(os.path.basename(module.__file__))[0]
+
+
+def _main(config, build, name, doc):
+    if config.print_config:
+        print("\n".join(command_line.flag_lines(config)))
+        return
+    try:
+        run(config, build, name=name, doc=doc)
+    except session.Refused as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _fit(config, experiment, workdir, show):
+    trainer = experiment.trainer
+    callbacks = [*experiment.callbacks, *session.overrides(config, experiment, workdir)]
+    if config.profile:
+        callbacks.append(profiling.Profile(trainer, *building.step_range(config.profile), config.workdir))
+    clock = closing.Clock(trainer)
+    started = time.monotonic()
+    history = trainer.fit(
+        experiment.dataset,
+        steps=config.steps,
+        eval_dataset=experiment.eval_dataset,
+        eval_every=config.eval_every if experiment.eval_dataset is not None else None,
+        log_every=config.log_every,
+        checkpoint_every=config.checkpoint_every,
+        workdir=config.workdir,
+        callbacks=[*callbacks, clock],
+        progress=show,
+        evaluate_averaged=config.evaluate_averaged,
+    )
+    return closing.outcome(config, experiment, history, clock, time.monotonic() - started)
+
+
+def _shortened(config, directory):
+    """The config of `--fast_dev_run`: two evaluations, checkpoints and probes in four updates."""
+    return dataclasses.replace(
+        config,
+        workdir=directory,
+        steps=4,
+        log_every=1,
+        eval_every=2,
+        checkpoint_every=2,
+        probe_every=2 if config.probe_every else 0,
+        limit_eval_batches=min(config.limit_eval_batches or 2, 2),
+        profile="2-3" if config.profile else "",
+    )
+
+
+def _limited(experiment, config):
+    """The experiment with its datasets cut as `--overfit_batches` and `--limit_eval_batches` say."""
+    dataset, eval_dataset = experiment.dataset, experiment.eval_dataset
+    if config.overfit_batches:
+        few = dataset.take(config.overfit_batches)
+        dataset, eval_dataset = few.cache().repeat(), few if eval_dataset is not None else None
+    if config.limit_eval_batches and eval_dataset is not None:
+        eval_dataset = eval_dataset.take(config.limit_eval_batches)
+    return dataclasses.replace(experiment, dataset=dataset, eval_dataset=eval_dataset)

@@ -1,0 +1,80 @@
+"""Gradients of every time step of one batch, for notebooks and tests. Nothing is trained and no state moves."""
+
+import tensorflow as tf
+
+from trainer import batches, microstep, probing
+from trainer.state import raw
+
+
+class Inspection:
+    """Looks at one batch of a trainer."""
+
+    def __init__(self, owner):
+        self._owner = owner
+
+    def timestep_gradients(self, batch, per_example=False, full=False):
+        """{layer: {quantity: array}}; see `Trainer.timestep_gradients`."""
+
+        def look(tape, session, mean, examples):
+            gradients = tape.gradient(mean, session.sources)
+            if per_example or full:
+                return session.report(gradients, examples)
+            return session.totals(gradients, examples)
+
+        found, shapes = self._look(batch, look, {"per_example": per_example, "full": full})
+        if per_example or full:
+            vectors, _ = probing.present_examples(found, shapes)
+            return vectors
+        return probing.present(found, shapes).vectors
+
+    def sum_check(self, batch):
+        """{variable path: relative error}; see `Trainer.check_timestep_sum`."""
+        variables = self._owner.trainable_variables
+
+        def look(tape, session, mean, examples):
+            sources = [raw(variable) for variable in variables]
+            gradients = tape.gradient(mean, sources + session.sources)
+            gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+            return session.sum_check(gradients[len(sources) :], variables, gradients[: len(sources)])
+
+        found, _ = self._look(batch, look, {"weights": "full"})
+        return {path: float(error) for path, error in found.items()}
+
+    def _look(self, batch, look, options):
+        """Runs `look(tape, session, mean, examples)` after a probed forward pass. Returns (its result, shapes)."""
+        owner = self._owner
+        batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
+        owner.build(tf.nest.map_structure(tf.type_spec_from_value, batch))
+        noted = {}
+
+        def run(batch):
+            first = tf.nest.flatten(batch)[0]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([raw(variable) for variable in owner.trainable_variables])
+                session = probing.ProbeSession(
+                    owner.model, capacity=owner.probe_capacity, batch=tf.shape(first)[0], tape=tape, **options
+                )
+                terms = microstep.probed_terms(owner, batch, session)
+                mean = tf.add_n(weighted_means(owner, terms))
+            if not session.layers:
+                raise ValueError(
+                    "There is nothing to look at: the model has no recurrent layer and no `probe` was reached. "
+                    "Call `probe(name, tensor, t)` in your loop."
+                )
+            noted["shapes"] = dict(session.shapes)
+            return look(tape, session, mean, batches.count_examples(batch))
+
+        for _ in range(16):
+            function = run if owner.run_eagerly else tf.function(run, autograph=False, jit_compile=owner.jit_compile)
+            found = function(batch)
+            missing = probing.missing_capacity(found, noted["shapes"]) if "weights" not in options else {}
+            if not missing:
+                break
+            owner.probe_capacity |= missing
+        return found, noted["shapes"]
+
+
+def weighted_means(owner, terms):
+    """Each loss's weighted mean, with the present static or scheduled weights."""
+    weights = owner.loss_weights.scalars(list(terms), owner.step)
+    return [w * microstep.safe_mean(term) for w, term in zip(weights, terms.values(), strict=True)]
