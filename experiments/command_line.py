@@ -8,7 +8,7 @@ import textwrap
 from absl import app, flags
 
 from experiments.config import Config
-from experiments.options import from_text, options, to_text
+from experiments.options import from_text, options, run_values, to_text
 
 
 def run(main, config_class, name, doc):
@@ -68,8 +68,8 @@ def help_text(config_class, name, doc, width=None):
 
 
 def flag_lines(config):
-    """["--name=value", …] of a config: what a flag file holds."""
-    return [f"--{name}={to_text(getattr(config, name))}" for name in options(type(config))]
+    """["--name=value", …] of a config: what a flag file holds to replay the run, in a workdir of its own."""
+    return [f"--{name}={to_text(value)}" for name, value in run_values(config).items()]
 
 
 def _describe(option, width):

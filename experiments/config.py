@@ -11,7 +11,7 @@ class Config(Checked):
     """The common options. A subclass adds its own and gives other defaults, e.g. `steps: int = 500`."""
 
     workdir: str | None = option(
-        None, "directory of checkpoints, TensorBoard runs and results; resumed if it exists", resume="accept"
+        None, "directory of checkpoints, TensorBoard runs and results; resumed if it exists", resume="ignore"
     )
     steps: int = option(1000, "updates in all, those before a resume included", least=1, resume="accept")
     batch_size: int = option(32, "examples per micro-batch", least=1)
@@ -60,15 +60,15 @@ class Config(Checked):
 
     # To debug.
     fast_dev_run: bool = option(
-        False, "a few updates of everything in a temporary directory, to see that it works", resume="accept"
+        False, "a few updates of everything in a temporary directory, to see that it works", resume="ignore"
     )
     overfit_batches: int = option(0, "train and evaluate on these first batches only; 0 for all", least=0)
     limit_eval_batches: int | None = option(None, "batches per evaluation", least=1, resume="accept")
     run_eagerly: bool = option(False, "run without tracing, to debug", resume="accept")
-    profile: str = option("", "profile these updates, e.g. 20-30, for TensorBoard", parse=building.step_range, resume="accept")
-    print_config: bool = option(False, "print all flags and stop", resume="accept")
+    profile: str = option("", "profile these updates, e.g. 20-30, for TensorBoard", parse=building.step_range, resume="ignore")
+    print_config: bool = option(False, "print all flags and stop", resume="ignore")
     accept_changes: bool = option(
-        False, "resume although flags that change the model or the data are not the same", resume="accept"
+        False, "resume although flags that change the model or the data are not the same", resume="ignore"
     )
 
     def __post_init__(self):

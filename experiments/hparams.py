@@ -14,11 +14,9 @@ from google.protobuf import struct_pb2
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
-from experiments.options import options, to_text
+from experiments.options import options, run_values, to_text
 from trainer.writer import text
 
-# Where a run is kept and what it says is no property of the run.
-_LEFT_OUT = ("workdir", "print_config", "accept_changes", "fast_dev_run", "profile")
 _SUFFIX = ".flags.v2"
 
 
@@ -61,8 +59,7 @@ class Session:
 
 def hparams(config, name):
     """{option: value} of a config, with the experiment's name."""
-    values = {option: getattr(config, option) for option in options(type(config)) if option not in _LEFT_OUT}
-    return {"experiment": name, **values}
+    return {"experiment": name, **run_values(config)}
 
 
 def group(config, name):

@@ -24,14 +24,14 @@ class Option:
     below: float | None = None
     choices: tuple | None = None
     parse: typing.Callable | None = None  # turns the text into its value, or raises; the config keeps the text
-    resume: str = "refuse"  # whether a run may be resumed with another value: "refuse" or "accept"
+    resume: str = "refuse"  # resuming with another value: "refuse", "accept", or "ignore" what is no property of a run
 
     def limits(self):
         """The allowed values in words, or nothing."""
         if self.choices is not None:
             return "one of " + ", ".join(map(str, self.choices))
         words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
-        return " and ".join(f"{word} {limit:g}" for word, limit in words.items() if limit is not None)
+        return " and ".join(f"{word} {limit}" for word, limit in words.items() if limit is not None)
 
 
 def option(
@@ -58,7 +58,7 @@ def option(
         choices: the allowed values.
         parse: called with a text value to check it; the config keeps the text.
         resume: "accept" if a run may be resumed with another value. By default that is refused, because most
-            options change the model or the data.
+            options change the model or the data. "ignore" for what is no property of the run at all.
     """
     metadata = {
         "help": help,
@@ -147,6 +147,11 @@ def to_text(value):
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value) if isinstance(value, float) else str(value)
+
+
+def run_values(config):
+    """{name: value} of the options that are properties of the run: not where it is kept, not what is printed."""
+    return {name: getattr(config, name) for name, known in options(type(config)).items() if known.resume != "ignore"}
 
 
 class Checked:

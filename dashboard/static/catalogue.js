@@ -10,6 +10,7 @@ const ABOUT = {
   gain: ['Backward gain', '‖Jₜᵀλₜ‖ / ‖λₜ‖: below 1 the gradient shrinks in this time step, above 1 it grows'],
 };
 const ORDER = Object.keys(ABOUT);
+const GROUPS = ['Gradients', 'Weights', 'Loss shares', 'Other'];
 const NEWEST_RUNS = 4;
 
 export class Catalogue {
@@ -46,8 +47,7 @@ export class Catalogue {
         found.set(quantityOf(series), describe(quantityOf(series), series));
       }
     }
-    const rank = ({ value, group }) => [group === 'Gradients' ? 0 : group === 'Weights' ? 1 : group === 'Loss shares' ? 2 : 3,
-      ORDER.indexOf(value)];
+    const rank = ({ value, group }) => [GROUPS.indexOf(group), ORDER.indexOf(value)];
     return [...found.values()].sort((a, b) => {
       const [x, y] = [rank(a), rank(b)];
       return x[0] - y[0] || x[1] - y[1] || compare(a.value, b.value);
@@ -93,7 +93,8 @@ export function describe(quantity, series = {}) {
       about: described.about || 'Norm of what the use of the weight at time step t adds to its gradient' };
   }
   if (ABOUT[quantity]) {
-    return { ...described, label: ABOUT[quantity][0], group: 'Gradients', about: described.about || ABOUT[quantity][1] };
+    const [label, about] = ABOUT[quantity];
+    return { ...described, label, group: 'Gradients', about: described.about || about };
   }
   return { ...described, label: quantity, group: 'Other' };
 }

@@ -5,8 +5,12 @@ import { CODES } from './picture.js';
 // viridis, at nine equidistant points; interpolated linearly the error stays below what a screen shows.
 const VIRIDIS = ['#440154', '#472d7b', '#3b528b', '#2c728e', '#21918c', '#28ae80', '#5ec962', '#addc30', '#fde725'];
 // Blue through neutral to orange; the neutral is the page's own colour, so that "no difference" recedes.
-const DIVERGING_LIGHT = ['#08306b', '#2171b5', '#6baed6', '#c6dbef', '#f5f5f5', '#fdd0a2', '#fd8d3c', '#d94801', '#7f2704'];
-const DIVERGING_DARK = ['#c6e2ff', '#74b3f0', '#3b7fc4', '#224a75', '#26292e', '#7a3d12', '#c4621b', '#f59b4a', '#ffe0bd'];
+const DIVERGING_LIGHT = [
+  '#08306b', '#2171b5', '#6baed6', '#c6dbef', '#f5f5f5', '#fdd0a2', '#fd8d3c', '#d94801', '#7f2704',
+];
+const DIVERGING_DARK = [
+  '#c6e2ff', '#74b3f0', '#3b7fc4', '#224a75', '#26292e', '#7a3d12', '#c4621b', '#f59b4a', '#ffe0bd',
+];
 
 export const SPECIAL = {
   light: { nan: '#e5007d', inf: '#ff3b1f', zero: '#b9bec6' },

@@ -18,7 +18,8 @@ export class Credit {
     this.tooltip = tooltip;
     this.charts = [];
     this.bar = el('canvas', { 'aria-hidden': 'true' });
-    this.key = el('div', { class: 'chart-key' }, el('span', {}, '‖∂ loss at s / ∂ state at t‖ (logarithmic)'), this.bar);
+    const title = el('span', {}, '‖∂ loss at s / ∂ state at t‖ (logarithmic)');
+    this.key = el('div', { class: 'chart-key' }, title, this.bar);
     this.row = el('div', { class: 'charts' });
     this.message = el('div', { class: 'panel-message', hidden: true });
     this.node = el('div', { class: 'panel panel-column' }, this.key, this.row, this.message);
@@ -35,8 +36,8 @@ export class Credit {
       run, picture: new Picture(await fetchBinary('matrix', { run, tag: series.tag, step }, series.version)),
     })));
     // Matrices are logged seldom: the chosen and the pinned step may mean the same one.
-    const seen = new Set();
-    this.charts = charts.filter(({ run, picture }) => !seen.has(`${picture.step} ${run}`) && seen.add(`${picture.step} ${run}`));
+    this.charts = charts.filter(({ run, picture }, i) =>
+      charts.findIndex((other) => other.run === run && other.picture.step === picture.step) === i);
     this.context = context;
     this.row.replaceChildren(...this.charts.map((chart) => this.makeChart(chart)));
     this.message.hidden = this.charts.length > 0;
@@ -52,24 +53,27 @@ export class Credit {
     for (const chart of this.charts) {
       const area = chart.canvas.parentElement;
       chart.swatch.style.background = this.context.runColour(chart.run);
-      const size = Math.min(area.clientWidth - MARGIN.left - MARGIN.right, area.clientHeight - MARGIN.top - MARGIN.bottom);
-      drawMatrix(chart, Math.max(40, size), frame);
+      const width = area.clientWidth - MARGIN.left - MARGIN.right;
+      const height = area.clientHeight - MARGIN.top - MARGIN.bottom;
+      drawMatrix(chart, Math.max(40, Math.min(width, height)), frame);
     }
   }
 
   makeChart(chart) {
     chart.swatch = el('i', { class: 'swatch' });
-    chart.canvas = el('canvas', { role: 'img', 'aria-label': `Credit matrix of ${chart.run} at step ${formatStep(chart.picture.step)}` });
+    const step = formatStep(chart.picture.step);
+    chart.canvas = el('canvas', { role: 'img', 'aria-label': `Credit matrix of ${chart.run} at step ${step}` });
     return el('figure', { class: 'chart', data: { run: chart.run },
       onpointermove: (event) => this.hover(event, chart), onpointerleave: () => this.tooltip.hide() },
       el('figcaption', {}, chart.swatch, el('span', { class: 'run-name' }, chart.run),
-        el('span', { class: 'muted' }, `step ${formatStep(chart.picture.step)}, one of ${chart.picture.steps.length} logged`)),
+        el('span', { class: 'muted' }, `step ${step}, one of ${chart.picture.steps.length} logged`)),
       el('div', { class: 'chart-area' }, chart.canvas));
   }
 
   hover(event, chart) {
     const area = chart.canvas.getBoundingClientRect();
-    const [t, s] = [Math.floor(chart.x.invert(event.clientX - area.left)), Math.floor(chart.y.invert(event.clientY - area.top))];
+    const t = Math.floor(chart.x.invert(event.clientX - area.left));
+    const s = Math.floor(chart.y.invert(event.clientY - area.top));
     const { picture } = chart;
     if (t < 0 || s < 0 || t >= picture.time || s >= picture.time) {
       this.tooltip.hide();
@@ -100,14 +104,17 @@ function drawMatrix(chart, size, frame) {
   const image = new ImageData(canvas.width, canvas.height);
   const cells = (pixel, count) => {
     const [low, high] = [(pixel * count) / canvas.width, ((pixel + 1) * count) / canvas.width];
-    return high - low < 1 ? [Math.floor((low + high) / 2), Math.floor((low + high) / 2) + 1] : [Math.floor(low), Math.min(count, Math.ceil(high))];
+    const middle = Math.floor((low + high) / 2);
+    return high - low < 1 ? [middle, middle + 1] : [Math.floor(low), Math.min(count, Math.ceil(high))];
   };
-  paint(picture, codeColours(picture, frame.range, false, colours.dark), image, (y) => cells(y, picture.rows), (x) => cells(x, picture.columns));
+  const shades = codeColours(picture, frame.range, false, colours.dark);
+  paint(picture, shades, image, (y) => cells(y, picture.rows), (x) => cells(x, picture.columns));
   canvas.getContext('2d').putImageData(image, 0, 0);
   context.drawImage(canvas, MARGIN.left, MARGIN.top, size, size);
   context.strokeStyle = colours.line;
   context.strokeRect(MARGIN.left - 0.5, MARGIN.top - 0.5, size + 1, size + 1);
-  const list = ticks(0, Math.max(1, picture.time - 1), Math.max(2, Math.floor(size / 60)), true).map((at) => ({ at: at + 0.5, label: formatStep(at) }));
+  const list = ticks(0, Math.max(1, picture.time - 1), Math.max(2, Math.floor(size / 60)), true)
+    .map((at) => ({ at: at + 0.5, label: formatStep(at) }));
   drawXAxis(context, chart.x, list, MARGIN.top + size + 1, colours, { right: width });
   drawYAxis(context, chart.y, list, MARGIN.left - 1, colours);
   drawVerticalTitle(context, 'loss at s', 9, MARGIN.top + size / 2, colours);

@@ -1,6 +1,6 @@
 // The panel that looks at one layer at one training step: profile, loss shares or credit matrix.
 
-import { el, fillSelect, segmented } from './dom.js';
+import { button, el, fillSelect, segmented } from './dom.js';
 import { formatStep } from './numbers.js';
 
 const RESIZE_STEP = 20;
@@ -21,22 +21,27 @@ export class Dock {
       { value: 'credit', text: 'Credit matrix', title: 'How much the loss at s depends on the state at t' },
     ], (panel) => set({ panel }));
     this.layer = el('select', { 'aria-label': 'Layer of the panel', onchange: () => set({ layer: this.layer.value }) });
-    this.step = el('input', { type: 'text', inputmode: 'numeric', size: '8', 'aria-label': 'Training step',
-      title: 'Arrow keys go to the next kept step', onchange: () => this.readStep(), onkeydown: (event) => this.stepKey(event) });
-    this.latest = el('button', { type: 'button', class: 'quiet', title: 'Follow the latest training step', onclick: () => set({ step: null }) }, 'latest');
-    this.pin = el('button', { type: 'button', class: 'quiet', title: 'Keep this step, dashed, to compare another one with it (Shift+click a heat map)',
-      onclick: () => set({ pinned: this.chosen }) }, 'Pin');
-    this.pinned = el('button', { type: 'button', class: 'pinned', title: 'Remove the pinned step', onclick: () => set({ pinned: null }) });
-    this.csv = el('button', { type: 'button', class: 'quiet', title: 'Download these curves as CSV', onclick: actions.csv }, 'CSV');
+    this.step = el('input', {
+      type: 'text', inputmode: 'numeric', size: '8',
+      'aria-label': 'Training step', title: 'Arrow keys go to the next kept step',
+      onchange: () => this.readStep(), onkeydown: (event) => this.stepKey(event),
+    });
+    this.latest = button('latest', 'Follow the latest training step', () => set({ step: null }));
+    this.pin = button('Pin', 'Keep this step, dashed, to compare another one with it (Shift+click a heat map)',
+      () => set({ pinned: this.chosen }));
+    this.pinned = button('', 'Remove the pinned step', () => set({ pinned: null }), { class: 'pinned' });
+    this.csv = button('CSV', 'Download these curves as CSV', actions.csv);
     this.handle = el('div', {
-      class: 'handle', role: 'separator', tabindex: '0', 'aria-orientation': 'horizontal', 'aria-label': 'Height of the panel',
+      class: 'handle', role: 'separator', tabindex: '0', 'aria-orientation': 'horizontal',
+      'aria-label': 'Height of the panel',
       onpointerdown: (event) => this.drag(event), onkeydown: (event) => this.resizeKey(event),
     });
     this.body = el('div', { class: 'dock-body' });
-    this.node = el('aside', { class: 'dock', 'aria-label': 'One training step' }, this.handle,
-      el('div', { class: 'dock-head' }, this.tabs.node, el('label', {}, el('span', { class: 'muted' }, 'layer'), this.layer),
-        el('label', {}, el('span', { class: 'muted' }, 'step'), this.step), this.latest, this.pin, this.pinned,
-        el('span', { class: 'spring' }), this.csv),
+    const named = (name, control) => el('label', {}, el('span', { class: 'muted' }, name), control);
+    this.node = el('aside', { class: 'dock', 'aria-label': 'One training step' },
+      this.handle,
+      el('div', { class: 'dock-head' }, this.tabs.node, named('layer', this.layer), named('step', this.step),
+        this.latest, this.pin, this.pinned, el('span', { class: 'spring' }), this.csv),
       this.body);
     this.request = 0;
   }

@@ -15,6 +15,10 @@ export function el(tag, properties = {}, ...children) {
   return node;
 }
 
+export function button(text, title, onclick, extra = {}) {
+  return el('button', { type: 'button', class: 'quiet', title, onclick, ...extra }, text);
+}
+
 /** Gives `select` the options [{value, label, group}] and a value, leaving it alone if nothing changed. */
 export function fillSelect(select, options, value) {
   const signature = JSON.stringify(options);

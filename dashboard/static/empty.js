@@ -14,6 +14,7 @@ export function emptyState() {
       el('code', {}, 'probe_every'), ' and a ', el('code', {}, 'workdir'), ':'),
     el('pre', {}, EXAMPLE),
     el('p', {}, 'and start TensorBoard with ', el('code', {}, '--logdir runs'),
-      '. Every Keras recurrent layer is probed; in a loop of your own, wrap the state in ', el('code', {}, 'probe(name, state, t)'), '.'),
+      '. Every Keras recurrent layer is probed; in a loop of your own, wrap the state in ',
+      el('code', {}, 'probe(name, state, t)'), '.'),
     el('p', { class: 'muted' }, 'New data appear here by themselves.'));
 }

@@ -73,16 +73,19 @@ export function renderPng(grid, frame, profile) {
       });
       at(left, top + 28 + CAPTION + grid.height, () => {
         context.font = SMALL_FONT;
-        if (tile.picture) text(context, fitText(context, honesty(tile.picture), tileWidth - 10), 0, 14, SMALL_FONT, frame.colours.muted);
+        const note = tile.picture ? fitText(context, honesty(tile.picture), tileWidth - 10) : '';
+        text(context, note, 0, 14, SMALL_FONT, frame.colours.muted);
       });
     });
   });
-  if (profile) at(EDGE, HEAD + sections.length * sectionHeight, () => drawNamedProfile(context, profile, width - 2 * EDGE, frame));
+  const below = HEAD + sections.length * sectionHeight;
+  if (profile) at(EDGE, below, () => drawNamedProfile(context, profile, width - 2 * EDGE, frame));
   return new Promise((resolve) => canvas.toBlob(resolve, 'image/png'));
 }
 
 function drawHead(context, frame, width) {
-  text(context, `${rangeTitle(frame.view)}, by ${timeTitle(frame.view)} and training step`, 0, 8, NAME_FONT, frame.colours.text);
+  const title = `${rangeTitle(frame.view)}, by ${timeTitle(frame.view)} and training step`;
+  text(context, title, 0, 8, NAME_FONT, frame.colours.text);
   context.save();
   context.transform(1, 0, 0, 1, 0, 18);
   drawBar(context, frame, Math.min(420, width - 230));

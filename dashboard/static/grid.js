@@ -36,7 +36,8 @@ export class Grid {
     view.layers.forEach((layer, index) => {
       if (!this.sections.has(layer)) this.sections.set(layer, this.makeSection(layer));
       const section = this.sections.get(layer);
-      if (this.node.children[index] !== section.node) this.node.insertBefore(section.node, this.node.children[index] ?? null);
+      const present = this.node.children[index] ?? null;
+      if (present !== section.node) this.node.insertBefore(section.node, present);
       const specs = view.tiles.filter((spec) => spec.layer === layer);
       while (section.tiles.length > specs.length) section.tiles.pop().node.remove();
       while (section.tiles.length < specs.length) {

@@ -24,7 +24,7 @@ export function scales(frame, box) {
   };
 }
 
-/** The column of the picture's leftmost time step: pictures of shorter sequences begin later when aligned at the end. */
+/** The column of a picture's first time step: aligned at the end, pictures of shorter sequences begin later. */
 export function columnOffset(picture, frame) {
   return frame.view.align === 'end' ? frame.maxTime - picture.time : 0;
 }

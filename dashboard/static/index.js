@@ -31,7 +31,8 @@ export function makeView(state, catalogue) {
   const quantity = known ? state.get('quantity') : quantities[0]?.value ?? 'state';
   let mode = state.get('mode');
   if (isShare(quantity) || (mode === 'difference' && runs.length < 2)) mode = 'absolute';
-  const baseline = mode !== 'difference' ? null : runs.includes(state.get('baseline')) ? state.get('baseline') : runs[0];
+  const wanted = runs.includes(state.get('baseline')) ? state.get('baseline') : runs[0];
+  const baseline = mode === 'difference' ? wanted : null;
   const columns = runs.filter((run) => run !== baseline);
   const layers = catalogue.layers(runs).filter((layer) => !state.get('hiddenLayers').includes(layer)
     && runs.some((run) => catalogue.find(run, layer, quantity)));
@@ -42,7 +43,8 @@ export function makeView(state, catalogue) {
   }));
   const about = quantities.find(({ value }) => value === quantity) ?? describe(quantity);
   const diverging = mode !== 'absolute' || quantity === 'gain' || isShare(quantity);
-  return { runs, quantity, mode, baseline, layers, tiles, align, about, diverging, step: state.get('step'), pinned: state.get('pinned') };
+  const [step, pinned] = [state.get('step'), state.get('pinned')];
+  return { runs, quantity, mode, baseline, layers, tiles, align, about, diverging, step, pinned };
 }
 
 /** The chosen runs that exist, in the catalogue's order; the newest ones if a link names only runs that are gone. */
@@ -57,7 +59,11 @@ class Dashboard {
     this.runColours = new RunColours();
     this.tooltip = new Tooltip();
     const set = (changes) => this.state.set(changes);
-    this.toolbar = new Toolbar(set, { link: (button) => this.copyLink(button), png: () => this.savePng(), toggleSidebar: () => set({ sidebar: !this.state.get('sidebar') }) });
+    this.toolbar = new Toolbar(set, {
+      link: (button) => this.copyLink(button),
+      png: () => this.savePng(),
+      toggleSidebar: () => set({ sidebar: !this.state.get('sidebar') }),
+    });
     this.sidebar = new Sidebar((runs) => set({ runs }), (hiddenLayers) => set({ hiddenLayers }));
     this.legend = new Legend((range) => set({ range }));
     this.grid = new Grid({
@@ -65,9 +71,9 @@ class Dashboard {
       pin: (pinned) => set({ pinned }),
       csv: (tile) => downloadCsv(tile.spec),
     }, (hovered) => this.showHover(hovered));
-    this.profile = new Profile(this.tooltip, (column) => this.grid.cross(column === null ? null : { column, step: this.chosen }));
-    const panels = { profile: this.profile, credit: new Credit(this.tooltip),
-      shares: new Shares(this.tooltip, (column) => this.grid.cross(column === null ? null : { column, step: this.chosen })) };
+    const onColumn = (column) => this.grid.cross(column === null ? null : { column, step: this.chosen });
+    this.profile = new Profile(this.tooltip, onColumn);
+    const panels = { profile: this.profile, shares: new Shares(this.tooltip, onColumn), credit: new Credit(this.tooltip) };
     this.dock = new Dock(panels, {
       set,
       csv: () => this.saveProfile(),
@@ -79,7 +85,8 @@ class Dashboard {
     this.empty = emptyState();
     this.scroller = el('div', { class: 'scroller' }, this.grid.node, this.nothing);
     this.main = el('main', {}, this.legend.node, this.scroller);
-    this.app = el('div', { class: 'app', hidden: true }, this.toolbar.node, this.sidebar.node, this.main, this.dock.node);
+    this.app = el('div', { class: 'app', hidden: true },
+      this.toolbar.node, this.sidebar.node, this.main, this.dock.node);
     document.body.append(this.problem, this.app, this.empty, this.tooltip.node, this.tooltip.spoken);
     this.state.subscribe(() => this.update());
   }
@@ -91,7 +98,8 @@ class Dashboard {
     this.scroller.addEventListener('scroll', () => this.grid.drawVisible(), { passive: true });
     new ResizeObserver(() => this.dock.draw(this.dock.colours)).observe(this.dock.body);
     const channel = new Channel();
-    for (const type of ['experimental.RunsChanged', 'experimental.DataReloaded']) channel.listen(type, () => this.refresh());
+    channel.listen('experimental.RunsChanged', () => this.refresh());
+    channel.listen('experimental.DataReloaded', () => this.refresh());
     channel.ask('experimental.GetURLPluginData', { pluginName: 'gradient_flow' }).then((data) => {
       if (data?.view) {
         this.state.followLink(data.view);
@@ -135,9 +143,11 @@ class Dashboard {
     const { view } = this;
     this.app.dataset.sidebar = String(state.get('sidebar'));
     this.toolbar.update(view, catalogue.quantities(), state);
-    this.sidebar.update(catalogue.runs, view.runs, catalogue.layers(view.runs), state.get('hiddenLayers'), (run) => this.runColour(run));
+    this.sidebar.update(catalogue.runs, view.runs, catalogue.layers(view.runs), state.get('hiddenLayers'),
+      (run) => this.runColour(run));
     this.nothing.hidden = view.layers.length > 0;
-    this.nothing.textContent = view.runs.length ? 'The chosen runs did not log this quantity, or all their layers are hidden.' : 'Choose at least one run.';
+    this.nothing.textContent = view.runs.length
+      ? 'The chosen runs did not log this quantity, or all their layers are hidden.' : 'Choose at least one run.';
     this.grid.arrange(view, (run) => this.runColour(run));
     for (const tile of this.grid.tiles) this.loadTile(tile);
     this.redraw();
@@ -149,11 +159,12 @@ class Dashboard {
     if (!spec.series) return;
     const parameters = { run: spec.run, tag: spec.series.tag, align: view.align, minus: view.baseline,
       normalise: view.mode === 'normalised' ? 'last' : 'none' };
-    const version = [spec.series.version, view.baseline && this.catalogue.find(view.baseline, spec.layer, view.quantity)?.version];
-    const key = JSON.stringify([parameters, version]);
+    const baseline = view.baseline && this.catalogue.find(view.baseline, spec.layer, view.quantity);
+    const version = [spec.series.version, baseline?.version];
+    const [what, key] = [JSON.stringify(parameters), JSON.stringify([parameters, version])];
     if (tile.request === key) return;
     // Another picture's pixels under a new caption would be a lie; the same one's, a refresh ago, are not.
-    if (!tile.request || JSON.stringify(JSON.parse(tile.request)[0]) !== JSON.stringify(parameters)) tile.showMessage('loading …');
+    if (!tile.request?.startsWith(`[${what},`)) tile.showMessage('loading …');
     tile.request = key;
     tile.pending = true;
     try {
@@ -213,19 +224,29 @@ class Dashboard {
   updateDock() {
     const { view, state } = this;
     const layer = view.layers.includes(state.get('layer')) ? state.get('layer') : view.layers[0];
-    const context = { view, layer, catalogue: this.catalogue, chosen: this.chosen, pinned: view.pinned, follows: view.step === null,
-      maxTime: this.frame.maxTime, runColour: (run) => this.runColour(run) };
-    const key = JSON.stringify([view, layer, this.chosen, this.frame.maxTime, state.get('panel'), state.get('dock'), this.signature]);
+    const context = {
+      view,
+      layer,
+      catalogue: this.catalogue,
+      chosen: this.chosen,
+      pinned: view.pinned,
+      follows: view.step === null,
+      maxTime: this.frame.maxTime,
+      runColour: (run) => this.runColour(run),
+    };
+    const [panel, height] = [state.get('panel'), state.get('dock')];
+    const key = JSON.stringify([view, layer, this.chosen, this.frame.maxTime, panel, height, this.signature]);
     if (key === this.dockKey) this.dock.draw(this.frame.colours);
-    else this.dock.update(context, state.get('panel'), view.layers, state.get('dock'));
+    else this.dock.update(context, panel, view.layers, height);
     this.dockKey = key;
   }
 
   /** The kept training step before or after the chosen one, in any of the heat maps. */
   nextStep(direction) {
-    const candidates = this.grid.tiles.flatMap(({ picture }) => (picture?.rows ? [...picture.steps] : []))
-      .filter((step) => (step - this.chosen) * direction > 0);
-    return candidates.length ? candidates.reduce((a, b) => (Math.abs(a - this.chosen) < Math.abs(b - this.chosen) ? a : b)) : this.chosen;
+    const steps = this.grid.tiles.flatMap(({ picture }) => (picture?.rows ? [...picture.steps] : []));
+    const distances = steps.map((step) => (step - this.chosen) * direction).filter((distance) => distance > 0);
+    const nearest = distances.reduce((a, b) => Math.min(a, b), Infinity);
+    return nearest === Infinity ? this.chosen : this.chosen + direction * nearest;
   }
 
   runColour(run) {
@@ -240,7 +261,8 @@ class Dashboard {
       return;
     }
     const { lines, place, tile } = hovered;
-    this.tooltip.show([...lines, { text: tile.spec.run, colour: this.runColour(tile.spec.run) }], place.x, place.y, place.spoken);
+    const { run } = tile.spec;
+    this.tooltip.show([...lines, { text: run, colour: this.runColour(run) }], place.x, place.y, place.spoken);
     this.legend.point(lines.cell?.kind === 'number' ? lines.cell.number : null);
     this.profile.showColumn(place.column);
   }

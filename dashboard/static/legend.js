@@ -29,7 +29,8 @@ export class Legend {
     this.node = el('div', { class: 'legend' },
       el('div', { class: 'bar-block' }, this.title, this.bar),
       el('div', { class: 'range', role: 'group', 'aria-label': 'Range of the colours' },
-        el('span', { class: 'muted' }, 'colours'), this.inputs[0], el('span', { class: 'muted' }, 'to'), this.inputs[1], this.automatic),
+        el('span', { class: 'muted' }, 'colours'), this.inputs[0], el('span', { class: 'muted' }, 'to'), this.inputs[1],
+        this.automatic),
       this.specials);
   }
 
@@ -39,7 +40,8 @@ export class Legend {
     this.title.title = frame.view.about.about;
     const unit = unitOf(frame.view);
     frame.range.forEach((end, i) => {
-      if (document.activeElement !== this.inputs[i]) this.inputs[i].value = unit === 'log' ? (10 ** end).toPrecision(3) : end.toPrecision(3);
+      const shown = unit === 'log' ? 10 ** end : end;
+      if (document.activeElement !== this.inputs[i]) this.inputs[i].value = shown.toPrecision(3);
     });
     this.automatic.setAttribute('aria-pressed', String(automatic));
     const width = this.bar.clientWidth;
@@ -53,8 +55,9 @@ export class Legend {
     const shown = number !== null && number !== undefined && this.frame;
     this.needle.hidden = !shown;
     if (!shown) return;
-    const x = barScale(this.frame, this.bar.clientWidth)(Math.max(this.frame.range[0], Math.min(this.frame.range[1], number)));
-    this.needle.style.left = `${x}px`;
+    const [low, high] = this.frame.range;
+    const scale = barScale(this.frame, this.bar.clientWidth);
+    this.needle.style.left = `${scale(Math.max(low, Math.min(high, number)))}px`;
   }
 
   readInputs() {

@@ -37,12 +37,14 @@ export class Profile {
     const curves = await Promise.all(wanted.map(async ({ series, step, pinned: isPinned }) => {
       const row = await fetchRow(series, step);
       const cells = view.mode === 'normalised' ? normalise(row.cells) : row.cells;
-      return { run: series.run, step: row.step, pinned: isPinned, cells: place(cells, view.align, context.maxTime), series };
+      const placed = place(cells, view.align, context.maxTime);
+      return { run: series.run, step: row.step, pinned: isPinned, cells: placed, series };
     }));
     this.context = context;
     this.curves = curves;
     this.keys = curves.map((curve) => el('i', { class: curve.pinned ? 'stroke dashed' : 'stroke' }));
-    this.key.replaceChildren(...curves.map((curve, i) => el('span', {}, this.keys[i], `${curve.run}, step ${formatStep(curve.step)}`)));
+    this.key.replaceChildren(...curves.map(({ run, step }, i) =>
+      el('span', {}, this.keys[i], `${run}, step ${formatStep(step)}`)));
   }
 
   draw(colours) {
@@ -60,7 +62,8 @@ export class Profile {
   describe() {
     return this.curves.map((curve) => {
       const numbers = curve.cells.filter(({ kind }) => kind === 'number').map(({ value }) => value);
-      const range = numbers.length ? `from ${formatValue(Math.min(...numbers))} to ${formatValue(Math.max(...numbers))}` : 'no numbers';
+      const [low, high] = [Math.min(...numbers), Math.max(...numbers)].map(formatValue);
+      const range = numbers.length ? `from ${low} to ${high}` : 'no numbers';
       return `${curve.run} at step ${formatStep(curve.step)}: ${range}`;
     }).join('; ');
   }
@@ -98,8 +101,15 @@ export class Profile {
   /** The curves as CSV: a line per time step, a column per run and step. */
   csv() {
     const { view, maxTime } = this.context;
-    const header = [view.align === 'end' ? 'steps_back' : 't', ...this.curves.map((curve) => `${curve.run} @ ${curve.step}`)];
-    const text = { number: ({ value }) => String(value), zero: () => '0', nan: () => 'nan', inf: ({ value }) => (value < 0 ? '-inf' : 'inf'), padding: () => '' };
+    const time = view.align === 'end' ? 'steps_back' : 't';
+    const header = [time, ...this.curves.map((curve) => `${curve.run} @ ${curve.step}`)];
+    const text = {
+      number: ({ value }) => String(value),
+      zero: () => '0',
+      nan: () => 'nan',
+      inf: ({ value }) => (value < 0 ? '-inf' : 'inf'),
+      padding: () => '',
+    };
     const lines = Array.from({ length: maxTime }, (_, column) => [
       view.align === 'end' ? maxTime - 1 - column : column,
       ...this.curves.map((curve) => text[curve.cells[column].kind](curve.cells[column]))]);
@@ -118,7 +128,8 @@ export function drawProfile(context, profile, width, height) {
   const { view, maxTime, runColour } = profile.context;
   const { curves, colours } = profile;
   const unit = unitOf({ ...view, mode: 'absolute' });
-  const numbers = curves.flatMap((curve) => curve.cells.filter(({ kind, value }) => kind === 'number' && (unit === 'share' || value > 0))
+  const numbers = curves.flatMap((curve) => curve.cells
+    .filter(({ kind, value }) => kind === 'number' && (unit === 'share' || value > 0))
     .map(({ value }) => (unit === 'share' ? value : Math.log10(value))));
   let [low, high] = unit === 'share' ? [0, 1] : [Infinity, -Infinity];
   for (const number of numbers) [low, high] = [Math.min(low, number), Math.max(high, number)];
@@ -131,17 +142,20 @@ export function drawProfile(context, profile, width, height) {
   profile.x = x;
   const yTicks = rangeTicks(y.domain, unit, Math.max(2, Math.floor((bottom - MARGIN.top) / 34)));
   context.fillStyle = colours.grid;
-  for (const { at } of yTicks) context.fillRect(MARGIN.left, Math.round(y(at)) - 0.5, width - MARGIN.left - MARGIN.right, 1);
+  const inner = width - MARGIN.left - MARGIN.right;
+  for (const { at } of yTicks) context.fillRect(MARGIN.left, Math.round(y(at)) - 0.5, inner, 1);
   drawYAxis(context, y, yTicks, MARGIN.left, colours);
-  drawXAxis(context, x, timeTicks(view, maxTime, Math.max(2, Math.floor(width / 90))), bottom, colours, { right: width });
+  const xTicks = timeTicks(view, maxTime, Math.max(2, Math.floor(width / 90)));
+  drawXAxis(context, x, xTicks, bottom, colours, { right: width });
   context.strokeStyle = colours.line;
-  context.strokeRect(MARGIN.left - 0.5, MARGIN.top - 0.5, width - MARGIN.left - MARGIN.right + 1, bottom - MARGIN.top + 1);
+  context.strokeRect(MARGIN.left - 0.5, MARGIN.top - 0.5, inner + 1, bottom - MARGIN.top + 1);
   context.font = FONT;
   context.fillStyle = colours.muted;
   context.textAlign = 'center';
   context.textBaseline = 'alphabetic';
   context.fillText(timeTitle(view), (MARGIN.left + width - MARGIN.right) / 2, height - 5);
-  drawVerticalTitle(context, view.mode === 'normalised' ? 'relative to the last step' : view.about.label, 10, (MARGIN.top + bottom) / 2, colours);
+  const title = view.mode === 'normalised' ? 'relative to the last step' : view.about.label;
+  drawVerticalTitle(context, title, 10, (MARGIN.top + bottom) / 2, colours);
   if (view.quantity === 'gain' || view.mode === 'normalised') drawUnity(context, y(0), width, colours);
   // Pinned curves lie below the chosen ones.
   for (const curve of [...curves].sort((a, b) => b.pinned - a.pinned)) {

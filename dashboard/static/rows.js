@@ -6,7 +6,8 @@ import { fetchBinary } from './api.js';
 export async function fetchRow(series, step) {
   const answer = await fetchBinary('row', { run: series.run, tag: series.tag, step }, series.version);
   const bits = new Uint32Array(answer.values.buffer, answer.values.byteOffset, answer.values.length);
-  const cells = Array.from(answer.values, (value, i) => ({ kind: kindOf(value, bits[i] === answer.padding_bits), value }));
+  const isPadding = (i) => bits[i] === answer.padding_bits;
+  const cells = Array.from(answer.values, (value, i) => ({ kind: kindOf(value, isPadding(i)), value }));
   return { step: answer.step, cells };
 }
 

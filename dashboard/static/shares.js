@@ -44,10 +44,12 @@ export class Shares {
 
   makeChart(chart) {
     chart.swatch = el('i', { class: 'swatch' });
-    chart.canvas = el('canvas', { role: 'img', 'aria-label': `Loss shares of ${chart.run} at step ${formatStep(chart.step)}` });
+    const step = `step ${formatStep(chart.step)}`;
+    chart.canvas = el('canvas', { role: 'img', 'aria-label': `Loss shares of ${chart.run} at ${step}` });
     return el('figure', { class: 'chart', data: { run: chart.run }, onpointermove: (event) => this.hover(event, chart),
       onpointerleave: () => { this.tooltip.hide(); this.onColumn(null); } },
-      el('figcaption', {}, chart.swatch, el('span', { class: 'run-name' }, chart.run), el('span', { class: 'muted' }, `step ${formatStep(chart.step)}`)),
+      el('figcaption', {}, chart.swatch, el('span', { class: 'run-name' }, chart.run),
+        el('span', { class: 'muted' }, step)),
       el('div', { class: 'chart-area' }, chart.canvas));
   }
 
@@ -70,10 +72,12 @@ export class Shares {
     const dark = document.documentElement.dataset.theme === 'dark';
     const lines = chart.losses.map((loss, i) => {
       const { kind, value } = chart.cells[i][column];
-      return { text: `${kind === 'padding' ? '–' : formatValue(value)}   ${loss}`, colour: lossColour(this.losses.indexOf(loss), dark) };
+      const text = `${kind === 'padding' ? '–' : formatValue(value)}   ${loss}`;
+      return { text, colour: lossColour(this.losses.indexOf(loss), dark) };
     });
     this.onColumn(column);
-    this.tooltip.show([timeText(column, view, maxTime, chart.series[0].time_shape), ...lines], event.clientX, event.clientY);
+    const time = timeText(column, view, maxTime, chart.series[0].time_shape);
+    this.tooltip.show([time, ...lines], event.clientX, event.clientY);
   }
 }
 
@@ -93,8 +97,10 @@ function drawStack(context, chart, panel, width, height, colours) {
   const yTicks = ticks(...y.domain, Math.max(2, Math.floor(height / 45))).map((at) => ({ at, label: formatValue(at) }));
   drawYAxis(context, y, yTicks, MARGIN.left, colours);
   context.fillStyle = colours.text;
-  for (const level of [0, 1]) context.fillRect(MARGIN.left, Math.round(y(level)) - 0.5, width - MARGIN.left - MARGIN.right, 1);
-  drawXAxis(context, x, timeTicks(view, maxTime, Math.max(2, Math.floor(width / 70))), bottom + 1, colours, { right: width });
+  const inner = width - MARGIN.left - MARGIN.right;
+  for (const level of [0, 1]) context.fillRect(MARGIN.left, Math.round(y(level)) - 0.5, inner, 1);
+  const xTicks = timeTicks(view, maxTime, Math.max(2, Math.floor(width / 70)));
+  drawXAxis(context, x, xTicks, bottom + 1, colours, { right: width });
 }
 
 /** The stretches of columns [first, last] that hold a value. */

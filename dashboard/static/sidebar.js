@@ -1,20 +1,22 @@
 // The run picker with its filter (TensorBoard does not tell a plugin which runs are selected) and the layers.
 
-import { el } from './dom.js';
+import { button, el } from './dom.js';
 
 export class Sidebar {
   /** `onRuns(names)`, `onHiddenLayers(names)`. */
   constructor(onRuns, onHiddenLayers) {
     this.onRuns = onRuns;
     this.onHiddenLayers = onHiddenLayers;
-    this.filter = el('input', { type: 'search', placeholder: 'Filter runs (regex)', 'aria-label': 'Filter runs', oninput: () => this.applyFilter() });
+    this.filter = el('input', {
+      type: 'search', placeholder: 'Filter runs (regex)', 'aria-label': 'Filter runs', oninput: () => this.applyFilter(),
+    });
     this.problem = el('div', { class: 'problem', role: 'status' });
     this.runs = el('ul', { class: 'choices', 'aria-label': 'Runs' });
     this.layers = el('ul', { class: 'choices', 'aria-label': 'Layers' });
     this.node = el('nav', { class: 'sidebar', 'aria-label': 'Runs and layers' },
       el('div', { class: 'sidebar-title' }, el('h1', {}, 'Runs'),
-        el('button', { type: 'button', class: 'quiet', title: 'Show all runs that pass the filter', onclick: () => this.chooseMatching(true) }, 'all'),
-        el('button', { type: 'button', class: 'quiet', title: 'Hide all runs that pass the filter', onclick: () => this.chooseMatching(false) }, 'none')),
+        button('all', 'Show all runs that pass the filter', () => this.chooseMatching(true)),
+        button('none', 'Hide all runs that pass the filter', () => this.chooseMatching(false))),
       this.filter, this.problem, this.runs,
       el('div', { class: 'sidebar-title' }, el('h1', {}, 'Layers')), this.layers);
   }
@@ -63,7 +65,8 @@ function fillChoices(list, items, onToggle) {
   if (list.dataset.signature !== signature) {
     list.dataset.signature = signature;
     list.replaceChildren(...items.map(({ name }) => el('li', { data: { name } },
-      el('label', { title: name }, el('input', { type: 'checkbox', onchange: (event) => list.toggle(name, event.target.checked) }),
+      el('label', { title: name },
+        el('input', { type: 'checkbox', onchange: (event) => list.toggle(name, event.target.checked) }),
         el('span', { class: 'swatch' }), el('span', { class: 'choice-name' }, name)))));
   }
   items.forEach(({ checked, colour }, i) => {

@@ -1,6 +1,6 @@
 // One heat map on the page: its caption, its canvas, the lines over it, and what pointer and keys do to it.
 
-import { el, prepareCanvas } from './dom.js';
+import { button, el, prepareCanvas } from './dom.js';
 import { columnOffset, drawHeatmap, plotBox, scales } from './heatmap.js';
 import { formatStep } from './numbers.js';
 import { honesty, readout, timeText, unitOf } from './units.js';
@@ -34,8 +34,8 @@ export class Tile {
     this.name = el('span', { class: 'run-name' });
     this.alarm = el('button', { type: 'button', class: 'alarm', hidden: true, onclick: () => this.showNonfinite() });
     this.note = el('span', { class: 'note' });
-    this.download = el('button', { type: 'button', class: 'quiet', title: 'Download all kept rows of this heat map as CSV', 'aria-label': 'Download as CSV',
-      onclick: () => this.handlers.csv(this) }, '⤓');
+    this.download = button('⤓', 'Download all kept rows of this heat map as CSV', () => this.handlers.csv(this),
+      { 'aria-label': 'Download as CSV' });
     this.node = el('figure', { class: 'tile' },
       el('figcaption', {}, this.swatch, this.name, this.alarm, this.download), this.plot, this.note);
   }
@@ -48,7 +48,8 @@ export class Tile {
     this.name.textContent = spec.run;
     this.name.title = spec.run;
     this.swatch.style.background = colour;
-    this.plot.setAttribute('aria-label', `${spec.layer}, run ${spec.run}. Arrow keys move, Enter chooses the training step, P pins it.`);
+    const help = 'Arrow keys move, Enter chooses the training step, P pins it.';
+    this.plot.setAttribute('aria-label', `${spec.layer}, run ${spec.run}. ${help}`);
     this.download.hidden = !spec.series;
     if (!spec.series) this.showMessage('not logged in this run');
   }
@@ -63,7 +64,8 @@ export class Tile {
     this.alarm.title = `${formatStep(bad)} kept rows hold a NaN or an Inf. Choose the first of them.`;
     this.note.textContent = honesty(picture);
     const perLine = picture.rows ? Math.ceil(picture.shown / picture.rows) : 1;
-    this.note.title = `Up to ${perLine} kept steps to a line, and as many lines to a pixel as it takes. Start TensorBoard with --samples_per_plugin gradient_flow=0 to keep every row.`;
+    this.note.title = `Up to ${perLine} kept steps to a line, and as many lines to a pixel as it takes. `
+      + 'Start TensorBoard with --samples_per_plugin gradient_flow=0 to keep every row.';
     this.node.dataset.loaded = 'true';
   }
 
@@ -128,7 +130,8 @@ export class Tile {
     if (row < 0) return [`step ${formatStep(step)}`, 'nothing was logged here'];
     const time = timeText(column, frame.view, frame.maxTime, this.spec.series.time_shape);
     const { first, last, count } = picture.extent(row);
-    const steps = count === 1 ? `step ${formatStep(first)}` : `steps ${formatStep(first)} – ${formatStep(last)} (${count} rows)`;
+    const steps = count === 1
+      ? `step ${formatStep(first)}` : `steps ${formatStep(first)} – ${formatStep(last)} (${count} rows)`;
     const inPicture = Math.floor((column - columnOffset(picture, frame)) / picture.column_width);
     const cell = inPicture >= 0 && inPicture < picture.columns ? picture.at(row, inPicture) : { kind: 'padding' };
     const lines = [readout(cell, unitOf(frame.view)), `${time}, ${steps}`];
@@ -188,6 +191,7 @@ export class Tile {
     }
     const area = this.plot.getBoundingClientRect();
     const step = picture.steps[picture.peaks[row]];
-    this.handlers.hover(this, { column, step, spoken: true, x: area.left + this.scales.x(column + 0.5), y: area.top + this.scales.y(step) });
+    const [x, y] = [area.left + this.scales.x(column + 0.5), area.top + this.scales.y(step)];
+    this.handlers.hover(this, { column, step, x, y, spoken: true });
   }
 }

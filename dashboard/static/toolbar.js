@@ -1,12 +1,14 @@
 // The line at the top: what is shown, how, and what can be taken away.
 
-import { el, fillSelect, segmented } from './dom.js';
+import { button, el, fillSelect, segmented } from './dom.js';
 import { isShare } from './catalogue.js';
 
 export class Toolbar {
   /** `set(changes)`; `actions`: {link(button), png(), toggleSidebar()}. */
   constructor(set, actions) {
-    this.quantity = el('select', { 'aria-label': 'Quantity', onchange: () => set({ quantity: this.quantity.value, range: null }) });
+    this.quantity = el('select', {
+      'aria-label': 'Quantity', onchange: () => set({ quantity: this.quantity.value, range: null }),
+    });
     this.align = segmented('Time axis', [
       { value: 'start', text: 't', title: 'Time steps from the beginning' },
       { value: 'end', text: 'from end', title: 'Time steps back from the last valid one' },
@@ -16,13 +18,18 @@ export class Toolbar {
       { value: 'normalised', text: 'Normalised', title: 'Each row divided by its value at the last time step' },
       { value: 'difference', text: 'Difference', title: 'log₁₀ of a run minus log₁₀ of the baseline' },
     ], (mode) => set({ mode, range: null }));
-    this.baseline = el('select', { 'aria-label': 'Baseline run', onchange: () => set({ baseline: this.baseline.value, range: null }) });
+    this.baseline = el('select', {
+      'aria-label': 'Baseline run', onchange: () => set({ baseline: this.baseline.value, range: null }),
+    });
     this.baselineLabel = el('label', { hidden: true }, el('span', { class: 'muted' }, 'minus'), this.baseline);
-    this.live = el('button', { type: 'button', class: 'live', title: 'Look for new data every few seconds', onclick: () => set({ live: this.live.getAttribute('aria-pressed') !== 'true' }) }, 'Live');
-    this.link = el('button', { type: 'button', class: 'quiet', title: 'Copy a link to this view', onclick: () => actions.link(this.link) }, 'Copy link');
-    this.png = el('button', { type: 'button', class: 'quiet', title: 'Download what is shown as a picture', onclick: actions.png }, 'PNG');
-    this.menu = el('button', { type: 'button', class: 'quiet menu', title: 'Show or hide runs and layers', 'aria-label': 'Runs and layers', onclick: actions.toggleSidebar }, '☰');
-    this.node = el('header', { class: 'toolbar' }, this.menu, this.quantity, this.mode.node, this.baselineLabel, this.align.node,
+    this.live = button('Live', 'Look for new data every few seconds',
+      () => set({ live: this.live.getAttribute('aria-pressed') !== 'true' }), { class: 'live' });
+    this.link = button('Copy link', 'Copy a link to this view', () => actions.link(this.link));
+    this.png = button('PNG', 'Download what is shown as a picture', actions.png);
+    this.menu = button('☰', 'Show or hide runs and layers', actions.toggleSidebar,
+      { class: 'quiet menu', 'aria-label': 'Runs and layers' });
+    this.node = el('header', { class: 'toolbar' },
+      this.menu, this.quantity, this.mode.node, this.baselineLabel, this.align.node,
       el('span', { class: 'spring' }), this.live, this.link, this.png);
   }
 

@@ -15,13 +15,15 @@ export function readout(cell, unit) {
   if (cell.kind === 'inf') return unit === 'difference' ? 'infinite: one of the two is zero or Inf' : 'Inf';
   if (cell.kind === 'zero') return 'exactly 0';
   if (unit === 'share') return formatValue(cell.number);
-  if (unit === 'difference') return `${formatSigned(cell.number)} in log₁₀, a factor of ${formatValue(10 ** cell.number)}`;
-  return formatValue(10 ** cell.number);
+  const value = formatValue(10 ** cell.number);
+  if (unit === 'difference') return `${formatSigned(cell.number)} in log₁₀, a factor of ${value}`;
+  return value;
 }
 
 export function rangeTicks([low, high], unit, count) {
   if (unit === 'log') return logTicks(low, high, count);
-  return ticks(low, high, count).map((at) => ({ at, label: unit === 'share' ? formatValue(at) : formatSigned(at, tickDigits(low, high)) }));
+  const label = unit === 'share' ? formatValue : (at) => formatSigned(at, tickDigits(low, high));
+  return ticks(low, high, count).map((at) => ({ at, label: label(at) }));
 }
 
 function tickDigits(low, high) {
@@ -61,9 +63,9 @@ export function timeText(column, view, maxTime, shape) {
 }
 
 export function timeTicks(view, maxTime, count) {
-  return ticks(0, Math.max(1, maxTime - 1), count, true)
-    .map((value) => ({ at: (view.align === 'end' ? maxTime - 1 - value : value) + 0.5, label: view.align === 'end' && value ? `−${formatStep(value)}` : formatStep(value) }))
-    .sort((a, b) => a.at - b.at);
+  const values = ticks(0, Math.max(1, maxTime - 1), count, true);
+  if (view.align !== 'end') return values.map((value) => ({ at: value + 0.5, label: formatStep(value) }));
+  return values.reverse().map((value) => ({ at: maxTime - 0.5 - value, label: value ? `−${formatStep(value)}` : '0' }));
 }
 
 export function timeTitle(view) {

@@ -215,7 +215,7 @@ def test_coefficients_from_state_do_not_need_losses_or_presence(cls):
 
 @every_combiner
 def test_xla_equals_plain_and_compiles_once(cls):
-    """An index that depends on data makes XLA compile at every call, without a retrace: only the time tells."""
+    """An index that depends on data makes XLA compile at every call without a retrace: the time tells."""
     plain, compiled = machine(cls), Machine(made(cls), jit=True)
     first, *others = compiled.timed_run(range(6))
     assert min(others) < 0.3 * first

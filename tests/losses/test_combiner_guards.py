@@ -1,4 +1,4 @@
-"""`update_every`, `moving_average`, `clip`, `normalize`, `validate`, and errors, on combiners with known weights."""
+"""The guards one by one, `validate` and the errors, on combiners with known weights."""
 
 import numpy as np
 import pytest
