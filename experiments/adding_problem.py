@@ -70,9 +70,7 @@ def build(config):
     inputs = keras.Input((config.length, 2))
     state = LoopRNN(CELLS[config.cell](config.units), name=config.cell)(inputs)
     model = keras.Model(inputs, keras.layers.Dense(1, name="sum")(state))
-    trainer = Trainer(
-        model, launch.optimizer(config), {"error": squared_error}, **launch.trainer_options(config)
-    )
+    trainer = Trainer(model, launch.optimizer(config), {"error": squared_error}, **launch.trainer_options(config))
     dataset, held_out = data(config)
     goal = launch.Goal("error", below=0.01, baseline=1 / 6, baseline_name="always answering 1")
     return launch.Experiment(trainer, dataset, held_out, goals=(goal,))

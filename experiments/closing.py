@@ -141,6 +141,5 @@ def _expectation(goal, value):
 def _aligned(rows):
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
-        ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
-        for row in rows
+        ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip() for row in rows
     ]

@@ -29,7 +29,10 @@ class Config(Checked):
     ema_decay: float | None = option(None, "decay of averaged weights", above=0, below=1)
     evaluate_averaged: bool = option(False, "evaluate with the averaged weights", resume="accept")
     loss_weights: str = option(
-        "", "weights of the losses, e.g. error=1,penalty=0.1; as the experiment has them if empty", parse=building.pairs
+        "",
+        "weights of the losses, e.g. error=1,penalty=0.1; those left out are as the experiment has them",
+        parse=building.pairs,
+        resume="accept",
     )
     combiner: str = option(
         "weighted_sum", "how several losses become one update, e.g. uncertainty", parse=building.check_combiner
@@ -49,7 +52,9 @@ class Config(Checked):
 
     # What is written, and when.
     log_every: int = option(100, "updates between rows in TensorBoard", least=1, resume="accept")
-    eval_every: int | None = option(None, "updates between evaluations; at the end only if none", least=1, resume="accept")
+    eval_every: int | None = option(
+        None, "updates between evaluations; at the end only if none", least=1, resume="accept"
+    )
     checkpoint_every: int | None = option(
         None, "updates between checkpoints; one at the end in any case", least=1, resume="accept"
     )
@@ -65,7 +70,9 @@ class Config(Checked):
     overfit_batches: int = option(0, "train and evaluate on these first batches only; 0 for all", least=0)
     limit_eval_batches: int | None = option(None, "batches per evaluation", least=1, resume="accept")
     run_eagerly: bool = option(False, "run without tracing, to debug", resume="accept")
-    profile: str = option("", "profile these updates, e.g. 20-30, for TensorBoard", parse=building.step_range, resume="ignore")
+    profile: str = option(
+        "", "profile these updates, e.g. 20-30, for TensorBoard", parse=building.step_range, resume="ignore"
+    )
     print_config: bool = option(False, "print all flags and stop", resume="ignore")
     accept_changes: bool = option(
         False, "resume although flags that change the model or the data are not the same", resume="ignore"

@@ -43,8 +43,10 @@ class Session:
         start = plugin_data_pb2.HParamsPluginData(session_start_info=info)
         self._write("start", [_summary(metadata.SESSION_START_INFO_TAG, start), text("flags", markdown(self._config))])
 
-    def end(self):
-        info = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
+    def end(self, succeeded):
+        """Writes how the session ended."""
+        status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
+        info = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
         end = plugin_data_pb2.HParamsPluginData(session_end_info=info)
         self._write("end", [_summary(metadata.SESSION_END_INFO_TAG, end)])
 
@@ -87,9 +89,7 @@ def _value(value):
 
 
 def _summary(tag, content):
-    data = summary_pb2.SummaryMetadata.PluginData(
-        plugin_name=metadata.PLUGIN_NAME, content=content.SerializeToString()
-    )
+    data = summary_pb2.SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=content.SerializeToString())
     return summary_pb2.Summary.Value(
         tag=tag,
         metadata=summary_pb2.SummaryMetadata(plugin_data=data, data_class=summary_pb2.DATA_CLASS_TENSOR),

@@ -23,12 +23,14 @@ import tempfile
 import time
 
 import tensorflow as tf
+from absl import logging
 
-from experiments import building, closing, command_line, profiling, session
+from experiments import building, closing, command_line, profiling, starting
 from experiments.building import optimizer, trainer_options
 from experiments.closing import Goal
 from experiments.config import Config
 from experiments.options import option
+from experiments.workdirs import Refused, Workdir
 from trainer import Trainer
 
 __all__ = ["Config", "Experiment", "Goal", "main", "option", "optimizer", "run", "trainer_options"]
@@ -75,16 +77,15 @@ def run(config, build, *, name="experiment", doc="", show=True):
         if config.fast_dev_run:
             config = _shortened(config, stack.enter_context(tempfile.TemporaryDirectory()))
         building.prepare_process(config)
-        workdir = session.open_workdir(config, name) if config.workdir else None
+        workdir = Workdir(config, name) if config.workdir else None
         with building.make_strategy(config).scope():
             experiment = _limited(build(config), config)
         if config.init_from and not (workdir and workdir.resuming):
-            session.warm_start(experiment, config.init_from)
+            starting.warm_start(experiment, config.init_from)
+        with workdir.session(experiment.eval_dataset is not None) if workdir else contextlib.nullcontext():
+            outcome = _fit(config, experiment, workdir.changed if workdir else {}, show)
         if workdir:
-            workdir.write(experiment)
-        outcome = _fit(config, experiment, workdir, show)
-        if workdir:
-            workdir.finish(outcome)
+            workdir.write_results(outcome)
     if show:
         print(closing.table(config, name, doc, experiment.goals, outcome), flush=True)
     return outcome.results
@@ -102,16 +103,21 @@ def _main(config, build, name, doc):
     if config.print_config:
         print("\n".join(command_line.flag_lines(config)))
         return
+    logging.get_absl_handler().addFilter(lambda record: record.filename != "functional_saver.py")
     try:
         run(config, build, name=name, doc=doc)
-    except session.Refused as error:
+    except Refused as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        again = " Start again to go on from the last checkpoint." if config.workdir else ""
+        print(f"\n{name}: interrupted.{again}", file=sys.stderr)
+        sys.exit(130)
 
 
-def _fit(config, experiment, workdir, show):
+def _fit(config, experiment, changed, show):
     trainer = experiment.trainer
-    callbacks = [*experiment.callbacks, *session.overrides(config, experiment, workdir)]
+    callbacks = [*experiment.callbacks, *starting.overrides(config, experiment, changed)]
     if config.profile:
         callbacks.append(profiling.Profile(trainer, *building.step_range(config.profile), config.workdir))
     clock = closing.Clock(trainer)

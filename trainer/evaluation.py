@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import batches, microstep
-from trainer.sources import check_dataset
+from trainer.datasets import as_dataset
 from trainer.state import raw, recurrent_states
 
 # Batches per call: bounds the time in which a signal waits.
@@ -20,9 +20,9 @@ class Evaluation:
         self._predict = tf.function(self._outputs, autograph=False)
         self._sums = self.names = self._logged = None
 
-    def evaluate(self, dataset, steps=None):
+    def evaluate(self, dataset, steps=None, batch_size=32):
         owner = self._owner
-        dataset = check_dataset(dataset)
+        dataset = as_dataset(dataset, batch_size)
         owner.build(dataset.element_spec)
         iterator = iter(dataset)
         variables = [raw(variable) for variable in owner.forward_state.variables()]
@@ -38,9 +38,9 @@ class Evaluation:
             for variable, value in zip(variables, kept, strict=True):
                 variable.assign(value)
 
-    def predict(self, dataset, steps=None):
+    def predict(self, dataset, steps=None, batch_size=32):
         outputs = []
-        for index, batch in enumerate(check_dataset(dataset)):
+        for index, batch in enumerate(as_dataset(dataset, batch_size)):
             if steps is not None and index >= steps:
                 break
             function = self._outputs if self._owner.run_eagerly else self._predict

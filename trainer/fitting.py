@@ -9,6 +9,7 @@ from absl import logging
 
 from trainer import arguments, persistence, rows
 from trainer.callbacks import CallbackBridge
+from trainer.datasets import as_dataset
 from trainer.progress import Progress
 from trainer.sources import Source, check_totals
 from trainer.writer import EventWriter, drop_later_events
@@ -33,6 +34,8 @@ class Fitting:
         checkpoint_every,
         workdir,
         callbacks,
+        batch_size,
+        eval_steps,
         progress,
         evaluate_averaged,
     ):
@@ -45,12 +48,13 @@ class Fitting:
         self._log_every = _interval("log_every", log_every)
         self._checkpoint_every = _interval("checkpoint_every", checkpoint_every)
         self._workdir = None if workdir is None else _check_workdir(workdir)
-        self._averaged = evaluate_averaged
         self._show = progress
         self._given_callbacks = callbacks
         self._source = trainer.sources.get(id(dataset))
         if self._source is None:
-            self._source = trainer.sources[id(dataset)] = Source(dataset)
+            made = as_dataset(dataset, batch_size, training=True, repeat=steps is not None)
+            self._source = trainer.sources[id(dataset)] = Source(dataset, made)
+        self._eval_options = {"averaged": evaluate_averaged, "steps": eval_steps, "batch_size": batch_size}
         self._last_logged = self._last_evaluated = self._last_saved = None
 
     def run(self):
@@ -203,7 +207,7 @@ class Fitting:
         if self._last_evaluated == step:
             return
         trainer = self._trainer
-        results = trainer.evaluate(self._eval_dataset, averaged=self._averaged)
+        results = trainer.evaluate(self._eval_dataset, **self._eval_options)
         self._last_evaluated = step
         self._callbacks.evaluated(results)
         if self._eval_writer is not None:

@@ -1,11 +1,12 @@
 """One micro-batch: forward, named losses, one backward pass. A pure function of the batch and the state."""
 
 import contextlib
+import warnings
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from trainer import batches, objective, probed, stages
+from trainer import batches, diagnosis, objective, probed, stages
 from trainer.state import ForwardScope, SeveralGroups, StateDiscovered, creating_variables, is_seed, raw
 
 # Folded into the first half of a dropout seed so that replicas draw different masks; any odd constant will do.
@@ -70,7 +71,8 @@ class MicroStep:
             if loss_scale is not None:
                 targets = [target * loss_scale for target in targets]
             extra = self._probe_targets(terms, targets, scale) if self._probing else ()
-        gradients, found = self._gradients(tape, targets, variables, session)
+        again = lambda: self._forward(batch, state_values, replica)[0]  # noqa: E731
+        gradients, found = self._gradients(tape, targets, variables, session, again)
         report = ()
         if self._probing:
             self.shapes = dict(session.shapes)
@@ -173,14 +175,29 @@ class MicroStep:
         means = tf.math.divide_no_nan(tf.stack([term.sum for term in terms]), divisors)
         return self._combiner.coefficients(tf.stop_gradient(means), divisors > 0, None)
 
-    def _gradients(self, tape, targets, variables, session):
+    def _check_live(self, variables, forward):
+        policy = self._owner.on_none_gradient
+        if not variables:
+            raise ValueError(
+                "The model has no trainable variables. Set `trainable = True` on the layers to train, or build the "
+                "model before training it."
+            )
+        dead = [variable for variable, live in zip(variables, self.live, strict=True) if not live]
+        if not dead or policy == "ignore":
+            return
+        message = diagnosis.explain(dead, forward, policy)
+        if policy == "error" or not any(self.live):
+            raise RuntimeError(message)
+        warnings.warn(message, stacklevel=2)
+
+    def _gradients(self, tape, targets, variables, session, again):
         """([groups][variables] gradients, those of the session's sources if there is one group)."""
         sources = [raw(variable) for variable in variables]
         probes = [] if session is None or len(targets) > 1 else session.sources
         gradients = [tape.gradient(target, sources + probes) for target in targets]
         found = gradients[0][len(sources) :] if probes else None
         self.live = [any(group[i] is not None for group in gradients) for i in range(len(variables))]
-        self._owner.check_gradients(variables, self.live)
+        self._check_live(variables, again)
         finished = []
         for group in gradients:
             kept = []

@@ -14,11 +14,12 @@ class Source:
     """A dataset with an iterator that is kept between calls of `fit`.
 
     Args:
-        dataset: a `tf.data.Dataset` of batches.
+        data: what the user passed; kept, so that its id stays its own.
+        dataset: a `tf.data.Dataset` of batches made from it.
     """
 
-    def __init__(self, dataset):
-        self.dataset = check_dataset(dataset)
+    def __init__(self, data, dataset):
+        self.data, self.dataset = data, dataset
         self.iterator = iter(self.dataset)
         cardinality = int(self.dataset.cardinality())
         self.length = cardinality if cardinality >= 0 else None
@@ -63,15 +64,6 @@ class Source:
         """Begins the next pass over the data."""
         self.iterator = iter(self.dataset)
         self.position = 0
-
-
-def check_dataset(dataset):
-    if isinstance(dataset, tf.data.Dataset):
-        return dataset
-    raise TypeError(
-        f"The dataset is a {type(dataset).__name__}; it must be a tf.data.Dataset of batches. "
-        "Use e.g. tf.data.Dataset.from_tensor_slices((x, y)).batch(32)."
-    )
 
 
 def check_totals(steps, epochs):

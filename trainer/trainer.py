@@ -140,13 +140,16 @@ class Trainer:
         checkpoint_every=None,
         workdir=None,
         callbacks=(),
+        batch_size=32,
+        eval_steps=None,
         progress=True,
         evaluate_averaged=False,
     ):
         """Trains until the trainer has made `steps` updates, or seen `epochs` passes over the data, in its lifetime.
 
         Args:
-            dataset: a `tf.data.Dataset` of batches. The same object continues where the last `fit` stopped.
+            dataset: a `tf.data.Dataset` of batches, arrays like `(x, y)` (shuffled), a `keras.utils.PyDataset`, or a
+                function that returns an iterator of batches. The same object continues where the last `fit` stopped.
             steps: lifetime total of updates. Exactly one of `steps` and `epochs` is given.
             epochs: lifetime total of passes over the data.
             eval_dataset: evaluated every `eval_every` updates, or after each epoch, or at the end.
@@ -155,6 +158,8 @@ class Trainer:
             checkpoint_every: updates between checkpoints; one is written at the end in any case.
             workdir: directory of event files and checkpoints; `fit` goes on from what it finds there.
             callbacks: Keras callbacks.
+            batch_size: of arrays.
+            eval_steps: evaluate on at most so many batches.
             progress: show a progress bar, or log lines where the output is not a terminal.
             evaluate_averaged: evaluate with the averaged weights (needs `ema_decay`).
 
@@ -172,22 +177,24 @@ class Trainer:
             checkpoint_every=checkpoint_every,
             workdir=workdir,
             callbacks=callbacks,
+            batch_size=batch_size,
+            eval_steps=eval_steps,
             progress=progress,
             evaluate_averaged=evaluate_averaged,
         ).run()
 
-    def evaluate(self, dataset, *, steps=None, averaged=False):
+    def evaluate(self, dataset, *, steps=None, averaged=False, batch_size=32):
         """{name: float}: every loss over the whole dataset, their statically weighted sum `loss`, every metric.
 
         Training metrics and states stay as they are. `steps` limits the number of batches; `averaged` uses the
         averaged weights.
         """
         with self.averaged_weights() if averaged else contextlib.nullcontext():
-            return self.evaluation.evaluate(dataset, steps)
+            return self.evaluation.evaluate(dataset, steps, batch_size)
 
-    def predict(self, dataset, *, steps=None):
+    def predict(self, dataset, *, steps=None, batch_size=32):
         """The model's outputs for every example of the dataset, as NumPy arrays in the structure of the outputs."""
-        return self.evaluation.predict(dataset, steps)
+        return self.evaluation.predict(dataset, steps, batch_size)
 
     def timestep_gradients(self, batch, per_example=False, *, full=False):
         """The gradient at every time step of every recurrent layer and `probe`, for one batch.
@@ -357,22 +364,6 @@ class Trainer:
             yield self.tracing.logs[-1]
         finally:
             self.tracing.logs.pop()
-
-    def check_gradients(self, variables, live):
-        dead = [getattr(v, "path", v.name) for v, alive in zip(variables, live, strict=True) if not alive]
-        if dead and self.on_none_gradient == "error":
-            raise RuntimeError(
-                f"No gradient reaches {dead} from any loss. Freeze them (`trainable = False`) or use their output in "
-                "a loss."
-            )
-        if not variables:
-            raise ValueError(
-                "The model has no trainable variables. Set `trainable = True` on the layers to train, or build the "
-                "model before training it."
-            )
-
-    def begin_update(self):
-        self.tracing.begin()
 
     def end_update(self, outputs, batch):
         """Counts an update, if all its checks passed. Returns whether they did."""

@@ -73,7 +73,8 @@ class Dashboard {
     }, (hovered) => this.showHover(hovered));
     const onColumn = (column) => this.grid.cross(column === null ? null : { column, step: this.chosen });
     this.profile = new Profile(this.tooltip, onColumn);
-    const panels = { profile: this.profile, shares: new Shares(this.tooltip, onColumn), credit: new Credit(this.tooltip) };
+    const [shares, credit] = [new Shares(this.tooltip, onColumn), new Credit(this.tooltip)];
+    const panels = { profile: this.profile, shares, credit };
     this.dock = new Dock(panels, {
       set,
       csv: () => this.saveProfile(),

@@ -8,7 +8,8 @@ export class Sidebar {
     this.onRuns = onRuns;
     this.onHiddenLayers = onHiddenLayers;
     this.filter = el('input', {
-      type: 'search', placeholder: 'Filter runs (regex)', 'aria-label': 'Filter runs', oninput: () => this.applyFilter(),
+      type: 'search', placeholder: 'Filter runs (regex)', 'aria-label': 'Filter runs',
+      oninput: () => this.applyFilter(),
     });
     this.problem = el('div', { class: 'problem', role: 'status' });
     this.runs = el('ul', { class: 'choices', 'aria-label': 'Runs' });

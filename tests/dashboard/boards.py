@@ -69,9 +69,7 @@ class Board:
 def tensorboard(logdir, scratch, *flags, path_prefix=""):
     """Runs TensorBoard on `logdir`; everything it needs to be stopped and cleaned up lives in this block."""
     log_path = pathlib.Path(scratch) / f"tensorboard-{time.monotonic_ns()}.log"
-    environment = dict(
-        os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), *entry_point(scratch)]), PYTHONUNBUFFERED="1"
-    )
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), *entry_point(scratch)]), PYTHONUNBUFFERED="1")
     prefix = ["--path_prefix", path_prefix] if path_prefix else []
     arguments = ["--logdir", str(logdir), "--port", "0", "--reload_interval", "1", *prefix, *flags]
     with open(log_path, "wb") as log:

@@ -51,9 +51,7 @@ def chromium(scratch):
     browser.set_script_timeout(20)
     downloads = pathlib.Path(scratch) / "downloads"
     downloads.mkdir()
-    browser.execute_cdp_cmd(
-        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)}
-    )
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)})
     try:
         yield browser, downloads
     finally:
@@ -66,14 +64,24 @@ class Page:
     def __init__(self, browser, url, downloads):
         self.browser, self.url, self.downloads = browser, url, downloads
 
-    def open(self, tiles=None, **view):
-        """Opens a deep link to `view` in a fresh page and waits for `tiles` heat maps."""
+    def open(self, tiles=None, fresh=False, **view):
+        """Opens a deep link to `view` and waits for `tiles` heat maps.
+
+        Loading TensorBoard takes most of the time, so an open one is kept and only its iframe loaded anew, unless
+        `fresh`.
+        """
         link = f"{self.url}#gradient_flow"
         if view:
             link += "&p.gradient_flow.view=" + urllib.parse.quote(json.dumps(view), safe="")
         self.browser.switch_to.default_content()
-        self.browser.get("about:blank")
-        self.browser.get(link)
+        frames = self.all("iframe") if self.browser.current_url.startswith(self.url) else []
+        if frames and not fresh:
+            self.run("history.replaceState(history.state, '', arguments[0])", link)
+            self.run("arguments[0].contentDocument.body.dataset.ready = ''", frames[0])
+            self.run("arguments[0].contentWindow.location.reload()", frames[0])
+        else:
+            self.browser.get("about:blank")
+            self.browser.get(link)
         return self.enter(tiles)
 
     def enter(self, tiles=None):
@@ -133,6 +141,8 @@ class Page:
         """Moves the pointer to a cell; `steps` is the range of the y axis. Returns the plot."""
         plot = self.tile(run, layer).find_element("css selector", ".plot")
         self.run("arguments[0].scrollIntoView({block: 'center'})", plot)
+        drawn = "return arguments[0].querySelector('canvas').style.width !== ''"
+        self.until(lambda: self.run(drawn, plot), f"the heat map of {run}, {layer}")
         size = plot.size
         x = LEFT + (size["width"] - LEFT - RIGHT) * (column + 0.5) / time_steps
         share = (step - steps[0]) / (steps[1] - steps[0])
@@ -144,9 +154,7 @@ class Page:
         """Moves the pointer to a place inside an element, given from its upper left corner."""
         size = element.size
         chain = self.chain()
-        chain.move_to_element_with_offset(
-            element, round(x - size["width"] / 2), round(y - size["height"] / 2)
-        )
+        chain.move_to_element_with_offset(element, round(x - size["width"] / 2), round(y - size["height"] / 2))
         chain.perform()
 
     def chain(self):
@@ -179,6 +187,5 @@ class Page:
         return [
             entry["message"]
             for entry in self.browser.get_log("browser")
-            if entry["level"] == "SEVERE"
-            and ("gradient_flow" in entry["message"] or "plugin" in entry["message"])
+            if entry["level"] == "SEVERE" and ("gradient_flow" in entry["message"] or "plugin" in entry["message"])
         ]

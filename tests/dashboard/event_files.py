@@ -31,12 +31,8 @@ class RunWriter:
     def row(self, step, layer, quantities, valid=None, shares=None, **extra):
         """Writes one probed update of one layer: {quantity: [time]}, {loss: [time]} and the running count."""
         self._counts[layer] = self._counts.get(layer, 0) + 1
-        values = [
-            metadata.vector_summary(layer, name, row, valid, **extra) for name, row in quantities.items()
-        ]
-        values += [
-            metadata.loss_share_summary(layer, loss, row, valid) for loss, row in (shares or {}).items()
-        ]
+        values = [metadata.vector_summary(layer, name, row, valid, **extra) for name, row in quantities.items()]
+        values += [metadata.loss_share_summary(layer, loss, row, valid) for loss, row in (shares or {}).items()]
         values.append(metadata.rows_summary(layer, self._counts[layer]))
         self.write(step, values)
 

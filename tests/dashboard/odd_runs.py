@@ -88,6 +88,4 @@ def _write_foreign(directory):
 
 
 def _value(tag, array, summary_metadata):
-    return summary_pb2.Summary.Value(
-        tag=tag, tensor=tensor_util.make_tensor_proto(array), metadata=summary_metadata
-    )
+    return summary_pb2.Summary.Value(tag=tag, tensor=tensor_util.make_tensor_proto(array), metadata=summary_metadata)

@@ -17,8 +17,7 @@ def rows_of(*rows):
     return stack(
         list(
             enumerate(
-                metadata.encode_row([0 if v is None else v for v in row], [v is not None for v in row])
-                for row in rows
+                metadata.encode_row([0 if v is None else v for v in row], [v is not None for v in row]) for row in rows
             )
         ),
         1,

@@ -118,9 +118,7 @@ def test_what_is_no_number_is_named_and_has_a_colour_of_its_own(page):
         canvas = plot.find_element("css selector", "canvas")
         size = canvas.size
         x = browsing.LEFT + (size["width"] - 16) * (column + 0.5) / TIME
-        y = browsing.TOP + (size["height"] - 23) * (
-            1 - (STEPS[BAD_ROW] - Y_RANGE[0]) / (Y_RANGE[1] - Y_RANGE[0])
-        )
+        y = browsing.TOP + (size["height"] - 23) * (1 - (STEPS[BAD_ROW] - Y_RANGE[0]) / (Y_RANGE[1] - Y_RANGE[0]))
         seen[text] = page.pixel(canvas, round(x), round(y))
         if text == "NaN":
             strip = page.pixel(canvas, size["width"] - 6, round(y))
@@ -198,9 +196,7 @@ def test_another_quantity(page):
         "Share of mse",
         "Share of penalty",
     ]
-    next(
-        option for option in select.find_elements("css selector", "option") if option.text == "Backward gain"
-    ).click()
+    next(option for option in select.find_elements("css selector", "option") if option.text == "Backward gain").click()
     page.until(lambda: page.texts(".legend-title") == ["Backward gain (neutral colour: 1)"], "the gain")
     page.until_drawn(2)
     page.point(GOOD, "decoder", 3, STEPS[20], **AXES)
@@ -232,9 +228,7 @@ def test_normalised_and_difference(page):
     page.until(lambda: len(page.all(".tile")) == 2, "one column less")
     select = page.one("select[aria-label='Baseline run']")
     next(option for option in select.find_elements("css selector", "option") if option.text == GOOD).click()
-    page.until(
-        lambda: [t.get_attribute("data-run") for t in page.all(".tile")] == [BAD, BAD], "the other run"
-    )
+    page.until(lambda: [t.get_attribute("data-run") for t in page.all(".tile")] == [BAD, BAD], "the other run")
     page.until_drawn(2)
     page.point(BAD, "encoder/lstm", 4, STEPS[3], **AXES)
     expected = np.log10(logged(BAD, "encoder/lstm")[3, 4] / logged(GOOD, "encoder/lstm")[3, 4])
@@ -263,9 +257,7 @@ def test_the_credit_matrix_of_the_nearest_step(page):
     assert page.tooltip()[1] == "loss at s = 11, state at t = 3"
     assert float(page.tooltip()[0]) == pytest.approx(114, rel=1e-3)
     page.move(canvas, 54 + side * 15.5 / TIME, 3 + side * 11.5 / TIME)
-    page.until(
-        lambda: page.tooltip()[0] == "no influence: the state is later than the loss", "the upper half"
-    )
+    page.until(lambda: page.tooltip()[0] == "no influence: the state is later than the loss", "the upper half")
 
 
 def test_run_picker_and_filter(page):
@@ -275,9 +267,7 @@ def test_run_picker_and_filter(page):
     names = lambda: page.texts(".choices[aria-label=Runs] li")  # noqa: E731
     assert names() == [GOOD, PADDED]
     page.button("none", ".sidebar").click()
-    page.until(
-        lambda: {t.get_attribute("data-run") for t in page.all(".tile")} == {BAD}, "only the unfiltered one"
-    )
+    page.until(lambda: {t.get_attribute("data-run") for t in page.all(".tile")} == {BAD}, "only the unfiltered one")
     assert not page.button("Difference", ".toolbar").is_enabled()
     page.button("all", ".sidebar").click()
     page.until_drawn(6)
@@ -289,9 +279,7 @@ def test_run_picker_and_filter(page):
     next(item for item in page.all(".choices[aria-label=Layers] li") if item.text == "decoder").find_element(
         "css selector", "input"
     ).click()
-    page.until(
-        lambda: {t.get_attribute("data-layer") for t in page.all(".tile")} == {"encoder/lstm"}, "one layer"
-    )
+    page.until(lambda: {t.get_attribute("data-layer") for t in page.all(".tile")} == {"encoder/lstm"}, "one layer")
 
 
 def test_markup_in_names_stays_text(page):
@@ -302,9 +290,12 @@ def test_markup_in_names_stays_text(page):
     assert page.tooltip()[0] == "2" and page.tooltip()[-1] == MARKUP_RUN
     page.button("Loss shares", ".dock").click()
     page.until(lambda: page.texts(".chart-key span") == ["<b>mse</b>"], "the loss's name")
-    assert page.run(
-        "return [window.hacked, document.images.length, document.scripts.length, parent.hacked]"
-    ) == [None, 0, 1, None]
+    assert page.run("return [window.hacked, document.images.length, document.scripts.length, parent.hacked]") == [
+        None,
+        0,
+        1,
+        None,
+    ]
 
 
 def test_dark_mode_follows_tensorboard(page):
@@ -332,9 +323,7 @@ def test_png_and_csv_of_what_is_shown(page):
     width, height = struct.unpack(">II", png[16:24])
     assert width > 1200 and height > 1000
     page.tile(PADDED, "encoder/lstm").find_element("css selector", "figcaption .quiet").click()
-    table = list(
-        csv.reader(io.StringIO(page.downloaded("padded_train-timestep_encoder_lstm_state.csv").decode()))
-    )
+    table = list(csv.reader(io.StringIO(page.downloaded("padded_train-timestep_encoder_lstm_state.csv").decode())))
     assert [line[0] for line in table[1:]] == [str(step) for step in STEPS]
     assert all(cell == "" for line in table[1:] for cell in line[1 + SHORT :])
     values = np.float32([[float(cell) for cell in line[1 : 1 + SHORT]] for line in table[1:]])
@@ -350,7 +339,7 @@ def test_a_deep_link_restores_the_view(page):
         "step": STEPS[7],
         "pinned": STEPS[3],
     }
-    page.open(tiles=2, **view)
+    page.open(tiles=2, fresh=True, **view)
     state = lambda: (  # noqa: E731
         page.texts(".tile .run-name"),
         page.one(".toolbar select").get_attribute("value"),
@@ -364,9 +353,7 @@ def test_a_deep_link_restores_the_view(page):
     assert state() == expected
     # A change goes into the address bar; reloading brings it back.
     page.button("t", ".toolbar").click()
-    page.until(
-        lambda: "align" not in page.run("return decodeURIComponent(parent.location.hash)"), "the new address"
-    )
+    page.until(lambda: "align" not in page.run("return decodeURIComponent(parent.location.hash)"), "the new address")
     page.browser.switch_to.default_content()
     page.browser.refresh()
     page.enter(tiles=2)
@@ -397,9 +384,7 @@ def test_everything_a_pointer_reads_the_keyboard_reads_too(page):
     spoken = lambda: page.run("return document.querySelector('[aria-live=polite]').textContent")  # noqa: E731
     row, column = ROWS - 2, 2
     page.until(lambda: f"t = {column}, step {STEPS[row]}" in spoken(), "the spoken place")
-    assert float(spoken().split(". ")[0]) == pytest.approx(
-        logged(GOOD, "encoder/lstm")[row, column], rel=1e-3
-    )
+    assert float(spoken().split(". ")[0]) == pytest.approx(logged(GOOD, "encoder/lstm")[row, column], rel=1e-3)
     plot.send_keys(Keys.ENTER)
     page.until(lambda: page.texts(".chart-key span") == [f"{GOOD}, step {STEPS[row]}"], "the chosen step")
     plot.send_keys(Keys.PAGE_DOWN, "p")
@@ -418,9 +403,7 @@ def test_the_colours_range_can_be_set_and_is_shared(page):
     np.testing.assert_allclose(np.log10([float(v) for v in automatic]), expected, atol=0.05)
     low.clear()
     low.send_keys("0.01\n")
-    page.until(
-        lambda: page.button("auto", ".range").get_attribute("aria-pressed") == "false", "a fixed range"
-    )
+    page.until(lambda: page.button("auto", ".range").get_attribute("aria-pressed") == "false", "a fixed range")
     low.clear()
     low.send_keys("nonsense\t")
     page.until(lambda: low.get_attribute("value") == "0.0100", "the last good value")
@@ -460,15 +443,11 @@ def test_leaving_the_tab_and_coming_back(page):
     page.browser.switch_to.default_content()
     tabs = {tab.text.upper(): tab for tab in page.all("[role=tab]")}
     tabs["SCALARS"].click()
-    page.until(
-        lambda: page.run("return document.querySelector('iframe').offsetHeight") == 0, "the hidden tab"
-    )
+    page.until(lambda: page.run("return document.querySelector('iframe').offsetHeight") == 0, "the hidden tab")
     page.until(lambda: page.all("tf-scalar-dashboard"), "the native tab")
     tabs["GRADIENT FLOW"].click()
     page.enter(tiles=2)
-    page.until(
-        lambda: canvas.size["width"] > 200 and page.pixel(canvas, 60, 60) == before, "the same picture"
-    )
+    page.until(lambda: canvas.size["width"] > 200 and page.pixel(canvas, 60, 60) == before, "the same picture")
 
 
 def test_a_server_that_fails_is_reported_and_recovered_from(page):
@@ -495,7 +474,7 @@ def test_new_rows_appear_while_training_goes_on(site, page):
     with RunWriter(logdir / "live") as writer:
         writer.row(10, "lstm", {"state": [1, 2, 3]})
         writer.flush()
-        page.open(runs=["live"])
+        page.open(fresh=True, runs=["live"])
         page.until(
             lambda: page.texts(".note") == ["1 of 1 logged steps kept, merged by max"],
             "the first row",

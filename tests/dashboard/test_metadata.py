@@ -34,9 +34,7 @@ def test_encode_row_leaves_its_argument_alone_and_takes_float64():
 
 
 def test_valid_of_another_shape_is_refused():
-    with pytest.raises(
-        ValueError, match=r"`valid` has shape \(2,\), `values` has \(3,\); they must be equal"
-    ):
+    with pytest.raises(ValueError, match=r"`valid` has shape \(2,\), `values` has \(3,\); they must be equal"):
         metadata.encode_row([1, 2, 3], [True, False])
 
 
@@ -118,9 +116,7 @@ def test_wrong_arguments_are_named():
         metadata.summary_metadata("cube", "a", "state")
     with pytest.raises(ValueError, match="quantity='loss_share' with loss=None"):
         metadata.summary_metadata("vector", "a", "loss_share")
-    with pytest.raises(
-        ValueError, match=r"credit matrix of 'a' has shape \(2, 3\); it must be \[time, time\]"
-    ):
+    with pytest.raises(ValueError, match=r"credit matrix of 'a' has shape \(2, 3\); it must be \[time, time\]"):
         metadata.credit_summary("a", np.zeros((2, 3)))
     with pytest.raises(ValueError, match="array of float64 cannot be written"):
         metadata.tensor_proto(np.zeros(2))

@@ -23,9 +23,7 @@ def test_container_comes_back_with_aligned_arrays():
     assert header == {"step": 7, "run": "ünï <b>", "low": None}
     for name, array in arrays.items():
         assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(
-            found[name].view(np.uint8), array.reshape(found[name].shape).view(np.uint8)
-        )
+        np.testing.assert_array_equal(found[name].view(np.uint8), array.reshape(found[name].shape).view(np.uint8))
     import json
 
     entries = json.loads(message[8 : 8 + int(np.frombuffer(message, "<u4", 1, 4)[0])])["arrays"]

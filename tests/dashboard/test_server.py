@@ -87,9 +87,7 @@ def test_the_default_keeps_a_thousand_rows_and_says_so(board):
     assert header["logged"] == odd_runs.LONG_ROWS
     kept = steps(header, arrays)
     assert kept[-1] == 10 * (odd_runs.LONG_ROWS - 1)
-    assert len(set(kept.tolist())) == 1000 and set(kept.tolist()) <= {
-        10 * r for r in range(odd_runs.LONG_ROWS)
-    }
+    assert len(set(kept.tolist())) == 1000 and set(kept.tolist()) <= {10 * r for r in range(odd_runs.LONG_ROWS)}
 
 
 def test_a_picture_shows_the_largest_logged_value_of_each_line(board):
@@ -269,11 +267,7 @@ def test_csv_holds_the_kept_rows(board):
 
 def test_own_files_are_served_and_no_others(board):
     status, headers, body = board.get("static/index.js")
-    assert (
-        status == 200
-        and headers["Content-Type"].startswith("text/javascript")
-        and b"export function render" in body
-    )
+    assert status == 200 and headers["Content-Type"].startswith("text/javascript") and b"export function render" in body
     assert board.get("static/style.css")[1]["Content-Type"].startswith("text/css")
     for path in (
         "static/../plugin.py",

@@ -51,9 +51,7 @@ def test_sparse_cross_entropy_per_element():
 
 
 def test_one_hot_targets_for_the_sparse_loss_are_refused():
-    with pytest.raises(
-        ValueError, match=r"shape \(5, 4\).*For one-hot targets use `categorical_cross_entropy`"
-    ):
+    with pytest.raises(ValueError, match=r"shape \(5, 4\).*For one-hot targets use `categorical_cross_entropy`"):
         losses.sparse_categorical_cross_entropy(ONE_HOT, LOGITS)
 
 
@@ -72,9 +70,7 @@ def test_binary_focal(alpha):
     truth = np.where(BINARY == 1, p, 1 - p)
     weight = 1.0 if alpha is None else np.where(BINARY == 1, alpha, 1 - alpha)
     expected = (weight * (1 - truth) ** 1.5 * -np.log(truth)).mean(-1)
-    np.testing.assert_allclose(
-        losses.binary_focal(gamma=1.5, alpha=alpha)(BINARY, LOGITS), expected, rtol=1e-4
-    )
+    np.testing.assert_allclose(losses.binary_focal(gamma=1.5, alpha=alpha)(BINARY, LOGITS), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("alpha", [None, 0.3])

@@ -20,9 +20,7 @@ SHORT = {"update_every": 1, "window": 2}  # so that something happens in a few u
 RANDOM = {"random_weights", "pcgrad"}  # their draws belong to positions
 NO_MEMORY = {"weighted_sum", "log_sum", "geometric_mean", "mgda", "cagrad", "config"}
 every_combiner = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
-stateful = pytest.mark.parametrize(
-    "cls", [c for c in CLASSES if c is not losses.WeightedSum], ids=lambda c: c.name
-)
+stateful = pytest.mark.parametrize("cls", [c for c in CLASSES if c is not losses.WeightedSum], ids=lambda c: c.name)
 
 NAMES = ("error", "penalty", "divergence")
 RNG = np.random.default_rng(7)

@@ -86,9 +86,7 @@ def test_gramian_of_missing_sparse_and_half_precision_gradients():
 
 def test_gradnorm_one_step():
     ones = tf.ones([2], tf.bool)
-    rates, targets, gradient = gradnorm(
-        tf.ones([2]), tf.constant([3.0, 1.0]), tf.constant([0.5, 0.9]), 1.5, ones
-    )
+    rates, targets, gradient = gradnorm(tf.ones([2]), tf.constant([3.0, 1.0]), tf.constant([0.5, 0.9]), 1.5, ones)
     np.testing.assert_allclose(rates, (0.7143, 1.2857), atol=1e-4)
     np.testing.assert_allclose(targets, (1.2074, 2.9157), atol=1e-4)
     np.testing.assert_allclose(gradient, (3.0, -1.0))
@@ -154,9 +152,7 @@ def test_uncertainty_gradient_is_that_of_its_total():
         tape.watch(s)
         total = tf.reduce_sum(0.5 * tf.exp(-s) * values + 0.5 * s)
     combiner.log_variance.assign(s)
-    np.testing.assert_allclose(
-        combiner.total(values, combiner.coefficients(None, None, None)), total, rtol=1e-6
-    )
+    np.testing.assert_allclose(combiner.total(values, combiner.coefficients(None, None, None)), total, rtol=1e-6)
     from losses.combiners.learned import uncertainty
 
     np.testing.assert_allclose(uncertainty(values, s)[1], tape.gradient(total, s), rtol=1e-5)
@@ -180,18 +176,14 @@ def test_dynamic_weight_average_by_windows():
     np.testing.assert_allclose(combiner.coefficients(None, None, None), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("rho", "expected"), [(1.0, (0.9938, 1.0222, 0.9841)), (0.0, (0.8600, 0.8883, 1.2517))]
-)
+@pytest.mark.parametrize(("rho", "expected"), [(1.0, (0.9938, 1.0222, 0.9841)), (0.0, (0.8600, 0.8883, 1.2517))])
 def test_relobralo(rho, expected):
     now, last, first = (tf.constant(x) for x in ([1, 0.5, 0.1], [2, 0.5, 0.4], [10, 5, 0.2]))
     found = relobralo(now / last, now / first, tf.ones([3]), rho, 0.95, 1.0, tf.ones([3], tf.bool))
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("rho", "expected"), [(1.0, (0.9938, 1.0222, 0.9841)), (0.0, (0.8600, 0.8883, 1.2517))]
-)
+@pytest.mark.parametrize(("rho", "expected"), [(1.0, (0.9938, 1.0222, 0.9841)), (0.0, (0.8600, 0.8883, 1.2517))])
 def test_relobralo_through_its_state(rho, expected):
     combiner = built(losses.ReLoBRaLo(expected_rho=rho), 3)
     combiner.advance(tf.constant([10.0, 5.0, 0.2]), None, None)
@@ -241,9 +233,7 @@ def test_coefficients_are_the_gradient_of_the_total(name):
 
 def test_famo_start():
     combiner = built(losses.FAMO())
-    np.testing.assert_allclose(
-        combiner.coefficients(tf.constant([4.0, 1.0]), None, None), (0.2, 0.8), rtol=1e-5
-    )
+    np.testing.assert_allclose(combiner.coefficients(tf.constant([4.0, 1.0]), None, None), (0.2, 0.8), rtol=1e-5)
 
 
 def test_famo_moves_towards_the_loss_that_fell_least():

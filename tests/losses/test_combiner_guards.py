@@ -129,9 +129,7 @@ def test_gradient_balance_averages_per_measurement_and_clips():
     combiner.build(["first", "second"])
     measured = combiner.measure([[tf.constant([9.0])], [tf.constant([1.0])]])
     combiner.advance(tf.ones([2]), None, measured)
-    np.testing.assert_allclose(
-        combiner.balance, np.clip([0.5 + 0.5 * 5 / 9, 0.5 + 0.5 * 5], 0.5, 2), rtol=1e-6
-    )
+    np.testing.assert_allclose(combiner.balance, np.clip([0.5 + 0.5 * 5 / 9, 0.5 + 0.5 * 5], 0.5, 2), rtol=1e-6)
     np.testing.assert_allclose(combiner.coefficients(None, None, None), combiner.balance)
 
 
@@ -157,9 +155,7 @@ def test_total_has_the_static_weights_and_leaves_the_absent_out():
     logs = losses.LogSum()
     logs.build(["a", "b", "c"])
     expected = np.log(2) + 10 * np.log(3)
-    np.testing.assert_allclose(
-        logs.total(values, ones, tf.constant([1.0, 10.0, 5.0]), present), expected, rtol=1e-6
-    )
+    np.testing.assert_allclose(logs.total(values, ones, tf.constant([1.0, 10.0, 5.0]), present), expected, rtol=1e-6)
     means = losses.GeometricMean()
     means.build(["a", "b", "c"])
     np.testing.assert_allclose(means.total(values, ones, None, present), np.sqrt(6), rtol=1e-6)

@@ -24,9 +24,7 @@ def test_unknown_name_without_a_near_one():
 
 
 def test_unknown_argument_lists_the_choices_and_the_nearest():
-    message = (
-        r"'alhpa' is not an argument of the combiner 'gradnorm'; did you mean 'alpha'\?.*'learning_rate'"
-    )
+    message = r"'alhpa' is not an argument of the combiner 'gradnorm'; did you mean 'alpha'\?.*'learning_rate'"
     with pytest.raises(ValueError, match=message):
         combiner_from_name("gradnorm", alhpa=1.5)
 

@@ -120,9 +120,7 @@ def test_mgda_is_the_shortest_vector(rows):
 @quick
 @given(general())
 def test_config_is_the_pseudo_inverse(rows):
-    np.testing.assert_allclose(
-        update("config", rows), config_oracle(rows.astype("float64")), rtol=1e-3, atol=1e-4
-    )
+    np.testing.assert_allclose(update("config", rows), config_oracle(rows.astype("float64")), rtol=1e-3, atol=1e-4)
 
 
 @quick

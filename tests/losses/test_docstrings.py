@@ -31,11 +31,7 @@ def test_public_names_have_an_example(name):
 
 def test_all_is_sorted_and_complete():
     assert losses.__all__ == sorted(losses.__all__)
-    public = {
-        name
-        for name, value in vars(losses).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
-    }
+    public = {name for name, value in vars(losses).items() if not name.startswith("_") and not inspect.ismodule(value)}
     assert public == set(losses.__all__)
 
 

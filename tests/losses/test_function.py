@@ -30,9 +30,7 @@ def test_options_property_is_a_copy():
 
 
 def test_unknown_option_suggests_the_nearest():
-    with pytest.raises(
-        TypeError, match=r"'delt' is not an option of `huber`; did you mean 'delta'\?.*\['delta'\]"
-    ):
+    with pytest.raises(TypeError, match=r"'delt' is not an option of `huber`; did you mean 'delta'\?.*\['delta'\]"):
         losses.huber(delt=2.0)
 
 
@@ -44,9 +42,7 @@ def test_wrong_number_of_positional_arguments(arguments):
 
 def test_options_are_checked_when_set():
     seen = []
-    loss = loss_function(
-        lambda targets, outputs, *, a=1, b=2: outputs, check=lambda **all_: seen.append(all_)
-    )
+    loss = loss_function(lambda targets, outputs, *, a=1, b=2: outputs, check=lambda **all_: seen.append(all_))
     loss(a=5)
     assert seen == [{"a": 5, "b": 2}]
 
@@ -90,9 +86,7 @@ def test_shapes(name, targets, outputs, values):
 
 @pytest.mark.parametrize("name", REGRESSION)
 def test_shapes_that_would_broadcast_are_refused(name):
-    with pytest.raises(
-        ValueError, match=rf"`{name}` got targets of shape \(4, 3\) and outputs of shape \(4, 1\)"
-    ):
+    with pytest.raises(ValueError, match=rf"`{name}` got targets of shape \(4, 3\) and outputs of shape \(4, 1\)"):
         getattr(losses, name)(tf.ones([4, 3]), tf.ones([4, 1]))
 
 
@@ -107,9 +101,7 @@ def test_unknown_rank_is_refused():
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_half_precision_outputs_are_computed_in_float32(dtype):
-    value = losses.squared_error(
-        tf.zeros([1], dtype), tf.constant([300.0], dtype)
-    )  # 90,000 is beyond float16
+    value = losses.squared_error(tf.zeros([1], dtype), tf.constant([300.0], dtype))  # 90,000 is beyond float16
     assert value.dtype == tf.float32
     np.testing.assert_allclose(value, [9e4], rtol=1e-2)
 

@@ -57,6 +57,4 @@ def test_the_quantile_loss_is_least_at_the_quantile():
 
 
 def test_a_single_axis_is_not_averaged_away():
-    np.testing.assert_allclose(
-        losses.squared_error(TARGETS[:, 0], OUTPUTS[:, 0]), ERROR[:, 0] ** 2, rtol=1e-5
-    )
+    np.testing.assert_allclose(losses.squared_error(TARGETS[:, 0], OUTPUTS[:, 0]), ERROR[:, 0] ** 2, rtol=1e-5)

@@ -98,9 +98,7 @@ def test_every_schedule_is_in_the_table():
 def test_large_step_counts_are_exact(offset):
     """A float32 step is off by up to 64 at 10^9."""
     begin = 10**9
-    np.testing.assert_allclose(
-        LinearRamp(0.0, 1.0, steps=10, begin=begin)(begin + offset), offset / 10, rtol=1e-6
-    )
+    np.testing.assert_allclose(LinearRamp(0.0, 1.0, steps=10, begin=begin)(begin + offset), offset / 10, rtol=1e-6)
     np.testing.assert_allclose(CyclicalKL(20)(begin + offset), min(offset / 10, 1.0), rtol=1e-6)
     assert float(EnabledFrom(begin + 5)(begin + offset)) == (offset >= 5)
     assert float(Piecewise([begin + 5], [0.0, 1.0])(begin + offset)) == (offset >= 5)

@@ -14,14 +14,10 @@ starts = pytest.mark.parametrize("start", STARTS, ids=["left", "low", "right"])
 def test_the_losses_by_hand():
     x1, x2 = 1.5, -2.0
     q1, q2 = (((s * 7 - x1) ** 2 + 0.1 * (-x2 - 8) ** 2) / 10 - 20 for s in (1, -1))
-    np.testing.assert_allclose(
-        toy_losses(tf.constant([x1, x2])), np.tanh(1.0) * np.array([q1, q2]), rtol=1e-5
-    )
+    np.testing.assert_allclose(toy_losses(tf.constant([x1, x2])), np.tanh(1.0) * np.array([q1, q2]), rtol=1e-5)
     f1 = np.log(abs(0.5 * (-x1 - 7) - np.tanh(x2))) + 6
     f2 = np.log(abs(0.5 * (-x1 + 3) + np.tanh(x2) + 2)) + 6
-    np.testing.assert_allclose(
-        toy_losses(tf.constant([x1, -x2])), np.tanh(1.0) * np.array([f1, f2]), rtol=1e-4
-    )
+    np.testing.assert_allclose(toy_losses(tf.constant([x1, -x2])), np.tanh(1.0) * np.array([f1, f2]), rtol=1e-4)
 
 
 def optimum(point, values):

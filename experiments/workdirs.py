@@ -1,0 +1,117 @@
+"""The work directory of a run: its flags, what it ran on, and whether it may be resumed with these flags."""
+
+import contextlib
+import json
+import os
+import sys
+
+from experiments import hparams
+from experiments.command_line import flag_lines
+from experiments.environment import changed_versions, environment
+from experiments.options import options, run_values, to_text
+
+
+class Refused(ValueError):
+    """What was asked for does not fit what is there. Shown without a traceback."""
+
+
+class Workdir:
+    """Files of one run beside those of the trainer.
+
+    flags.txt         replays the run: `python -m experiments.<name> --flagfile=…/flags.txt --workdir=…`
+    config.json       the same for programs, with the name of the experiment
+    environment.json  a list with an entry per session: time, command, git's commit, versions
+    results.json      the last evaluation, when the run is finished
+
+    Making one compares the flags with those that the directory was used with. Flags that may change are shown;
+    those that change the model or the data raise `Refused`. Nothing is written before `session`.
+
+    Args:
+        config: the experiment's config.
+        name: of the experiment.
+    """
+
+    def __init__(self, config, name):
+        self.path, self._config, self._name = config.workdir, config, name
+        checkpoints = self._file("checkpoints")
+        names = os.listdir(checkpoints) if os.path.isdir(checkpoints) else ()
+        self.resuming = any(name.startswith("step-") for name in names)
+        self.changed = {}  # {flag: (before, now)}
+        known = _read_json(self._file("config.json"))
+        if self.resuming and known is not None:
+            self._compare(known)
+
+    @contextlib.contextmanager
+    def session(self, evaluated):
+        """Writes the files of a session; afterwards TensorBoard knows whether it succeeded."""
+        os.makedirs(self.path, exist_ok=True)
+        _write(self._file("flags.txt"), "\n".join(flag_lines(self._config)) + "\n")
+        _write_json(self._file("config.json"), {"experiment": self._name, "config": run_values(self._config)})
+        self._write_environment()
+        run = hparams.Session(os.path.join(self.path, "eval" if evaluated else "train"), self._config, self._name)
+        run.start()
+        succeeded = False
+        try:
+            yield
+            succeeded = True
+        finally:
+            run.end(succeeded)
+
+    def write_results(self, outcome):
+        """Writes the last evaluation; the file says that the run is finished."""
+        content = {"step": outcome.step, "results": outcome.results, "steps_per_second": outcome.rate}
+        _write_json(self._file("results.json"), content)
+
+    def _compare(self, known):
+        if known["experiment"] != self._name:
+            raise Refused(
+                f"`workdir` is {self.path!r}, where a run of the experiment {known['experiment']!r} is; a workdir "
+                "holds one run. Use another."
+            )
+        before, now = known["config"], run_values(self._config)
+        self.changed = {name: (before[name], now[name]) for name in now if before.get(name, now[name]) != now[name]}
+        resume = {name: option.resume for name, option in options(type(self._config)).items()}
+        refused = [name for name in self.changed if resume[name] == "refuse"]
+        if refused and not self._config.accept_changes:
+            raise Refused(
+                f"The run in {self.path} was made with other flags:\n{self._diff(refused)}\n"
+                "With another model, other data or another update it cannot go on as it was. Use another --workdir, "
+                "the old values, or --accept_changes to resume all the same."
+            )
+        if self.changed:
+            print(f"Resuming {self.path} with changed flags:\n{self._diff(self.changed)}", file=sys.stderr)
+
+    def _write_environment(self):
+        path, now = self._file("environment.json"), environment()
+        sessions = _read_json(path) or []
+        different = changed_versions(sessions[-1], now) if sessions and self.resuming else []
+        if different:
+            print("Resuming on other versions, so not bit for bit: " + "; ".join(different), file=sys.stderr)
+        _write_json(path, [*sessions, now])
+
+    def _file(self, name):
+        return os.path.join(self.path, name)
+
+    def _diff(self, names):
+        changes = {name: [to_text(value) for value in self.changed[name]] for name in names}
+        return "\n".join(f"  --{name}={before} → --{name}={now}" for name, (before, now) in changes.items())
+
+
+def _read_json(path):
+    try:
+        with open(path) as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+    except json.JSONDecodeError as error:
+        raise Refused(f"{path} is damaged: {error}. Restore it, or use another --workdir.") from error
+
+
+def _write_json(path, value):
+    _write(path, json.dumps(value, indent=2) + "\n")
+
+
+def _write(path, text):
+    with open(path + ".tmp", "w") as file:
+        file.write(text)
+    os.replace(path + ".tmp", path)

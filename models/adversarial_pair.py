@@ -1,0 +1,40 @@
+"""`AdversarialPair`: a small generator and the discriminator that judges it."""
+
+import keras
+
+
+@keras.saving.register_keras_serializable(package="looptape")
+class AdversarialPair(keras.Model):
+    """Logits [batch, 1] of "real" for what the generator makes of latents [batch, latent].
+
+    The two are trained in turns, each on its own variables: `pair.generator(latents)` gives examples
+    [batch, features], `pair.discriminator(examples)` logits [batch, 1].
+
+    Args:
+        features: of an example.
+        latent_size: of the generator's input.
+        units: size of each hidden layer of both.
+    """
+
+    def __init__(self, features=2, latent_size=16, units=(128, 128), **options):
+        super().__init__(**options)
+        self._arguments = {"features": features, "latent_size": latent_size, "units": tuple(units)}
+        self.latent_size = latent_size
+        self.generator = _network(latent_size, features, units, "relu", "generator")
+        self.discriminator = _network(features, 1, units, "leaky_relu", "discriminator")
+        self.built = True  # both are, since they know their inputs
+
+    def call(self, latents, training=False):
+        return self.discriminator(self.generator(latents, training=training), training=training)
+
+    def get_config(self):
+        return {**self._arguments, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        return cls(**config)
+
+
+def _network(inputs, outputs, units, activation, name):
+    hidden = [keras.layers.Dense(size, activation=activation) for size in units]
+    return keras.Sequential([keras.Input((inputs,)), *hidden, keras.layers.Dense(outputs, dtype="float32")], name=name)

@@ -1,0 +1,37 @@
+"""`SharedTrunk`: several tasks on one representation."""
+
+import keras
+
+
+@keras.saving.register_keras_serializable(package="looptape")
+class SharedTrunk(keras.Model):
+    """{head: output [batch, size]} for inputs [batch, features]; logits or values, no activation.
+
+    A loss named like a head takes that head's output.
+
+    Args:
+        features: of an input.
+        heads: {name: size of its output}.
+        units: size of each hidden layer of the trunk.
+        head_units: size of a hidden layer of each head, or 0 for none.
+    """
+
+    def __init__(self, features, heads, units=(64, 64), head_units=0, **options):
+        if not heads:
+            raise ValueError("`heads` is empty; it must be {name: size of its output}. Use e.g. {'label': 10}.")
+        inputs = values = keras.Input((features,), name="features")
+        for index, size in enumerate(units):
+            values = keras.layers.Dense(size, activation="relu", name=f"trunk_{index}")(values)
+        outputs = {}
+        for name, size in heads.items():
+            own = keras.layers.Dense(head_units, "relu", name=f"{name}_hidden")(values) if head_units else values
+            outputs[name] = keras.layers.Dense(size, dtype="float32", name=name)(own)
+        super().__init__(inputs, outputs, **options)
+        self._arguments = {"features": features, "heads": dict(heads), "units": tuple(units), "head_units": head_units}
+
+    def get_config(self):
+        return {**self._arguments, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        return cls(**config)

@@ -1,0 +1,108 @@
+"""From what people have to a `tf.data.Dataset` of batches: datasets, arrays, `PyDataset`s, generators."""
+
+import inspect
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def as_dataset(data, batch_size=32, *, training=False, repeat=False):
+    """A `tf.data.Dataset` of batches.
+
+    Args:
+        data: a `tf.data.Dataset` of batches, taken as it is; arrays or tensors in the structure of a batch, such as
+            `(x, y)`; a `keras.utils.PyDataset`; a function that returns an iterator of batches; or an iterator, good
+            for one pass.
+        batch_size: of arrays.
+        training: shuffle arrays, anew in each pass.
+        repeat: begin again at the end, where that is possible (not for datasets and iterators: they say themselves).
+    """
+    if isinstance(data, tf.data.Dataset):
+        return data
+    if isinstance(data, keras.utils.PyDataset):
+        dataset = _from_batches(lambda: _passes(data), data[0])
+    elif _is_arrays(data):
+        dataset = _from_arrays(data, batch_size, training)
+    elif inspect.isgeneratorfunction(data) or (callable(data) and not hasattr(data, "__iter__")):
+        dataset = _from_function(data)
+    elif hasattr(data, "__next__"):
+        return _from_iterator(data)
+    else:
+        raise TypeError(
+            f"The dataset is a {type(data).__name__}; it must be a tf.data.Dataset of batches, arrays like (x, y), a "
+            "keras.utils.PyDataset, or a function that returns an iterator of batches. "
+            "Use e.g. tf.data.Dataset.from_tensor_slices((x, y)).batch(32)."
+        )
+    return dataset.repeat() if repeat else dataset
+
+
+def _is_arrays(data):
+    leaves = tf.nest.flatten(data) if isinstance(data, tuple | list | dict | np.ndarray | tf.Tensor) else []
+    return bool(leaves) and all(isinstance(leaf, np.ndarray | tf.Tensor) for leaf in leaves)
+
+
+def _from_arrays(arrays, batch_size, training):
+    leaves = tf.nest.flatten(arrays)
+    sizes = sorted({int(leaf.shape[0]) for leaf in leaves if len(leaf.shape)})
+    if len(sizes) != 1 or any(not len(leaf.shape) for leaf in leaves):
+        raise ValueError(
+            f"The arrays have {sizes} examples; all must have the same number. Check which array was cut or joined."
+        )
+    dataset = tf.data.Dataset.from_tensor_slices(arrays)
+    if training:
+        dataset = dataset.shuffle(sizes[0], seed=0)
+    return dataset.batch(batch_size).prefetch(tf.data.AUTOTUNE)
+
+
+def _passes(data):
+    for index in range(data.num_batches):
+        yield data[index]
+    data.on_epoch_end()
+
+
+def _from_function(function):
+    probe = function()
+    if not hasattr(probe, "__next__"):
+        probe = iter(probe)
+    first = next(probe, None)
+    if first is None:
+        raise ValueError("The dataset is empty: the generator gave no batch.")
+    return _from_batches(function, first)
+
+
+def _from_iterator(iterator):
+    first = next(iterator, None)
+    if first is None:
+        raise ValueError("The dataset is empty: the iterator has no batch.")
+    used = []
+
+    def once():
+        if used:
+            raise RuntimeError(
+                "An iterator can be passed over once, and this is the second pass. Pass the function that makes it, "
+                "without calling it."
+            )
+        used.append(True)
+        yield first
+        yield from iterator
+
+    return _from_batches(once, first)
+
+
+def _from_batches(function, example):
+    """A dataset whose batches have the shapes of the example but for their number of examples."""
+
+    def spec(leaf):
+        array = leaf if tf.is_tensor(leaf) else np.asarray(leaf)
+        return tf.TensorSpec([None, *array.shape[1:]] if len(array.shape) else [], tf.as_dtype(array.dtype))
+
+    structure = _tuples(example)
+    signature = tf.nest.map_structure(spec, structure)
+    dataset = tf.data.Dataset.from_generator(lambda: map(_tuples, function()), output_signature=signature)
+    return dataset.prefetch(2)
+
+
+def _tuples(batch):
+    """tf.data takes a list for a tensor; a batch that is a list means a tuple."""
+    return tuple(batch) if isinstance(batch, list) else batch
