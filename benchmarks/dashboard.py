@@ -151,9 +151,7 @@ def open_tab_secs(address):
         browser.get(address + "#scalars")
         wait = WebDriverWait(browser, 30, 0.1)
         tab = wait.until(
-            lambda b: [
-                t for t in b.find_elements(By.CSS_SELECTOR, "[role=tab]") if "GRADIENT" in t.text.upper()
-            ]
+            lambda b: [t for t in b.find_elements(By.CSS_SELECTOR, "[role=tab]") if "GRADIENT" in t.text.upper()]
         )[0]
         time.sleep(4)
         browser.execute_script(

@@ -142,11 +142,7 @@ def picture(values, *, logarithmic=True, by_magnitude=False, max_rows=MAX_ROWS):
         return Picture(codes[:0], empty, empty, empty, low, high, column_width)
     starts = np.arange(wanted) * rows // wanted
     # The code of the number 0 is the centre that magnitudes are measured from; it may lie outside the range.
-    centre = (
-        FIRST - low * (LAST - FIRST) / (high - low)
-        if by_magnitude and low is not None and high > low
-        else None
-    )
+    centre = FIRST - low * (LAST - FIRST) / (high - low) if by_magnitude and low is not None and high > low else None
     merged = _merge(_merge(codes, starts, 0, centre), np.arange(columns) * column_width, 1, centre)
     bad = (codes >= INF).any(axis=1)
     largest = codes.max(axis=1)

@@ -165,9 +165,7 @@ def vector_summary(layer, quantity, values, valid=None, *, direction=None, time_
 
 def loss_share_summary(layer, loss, values, valid=None, *, direction=None, time_shape=None):
     """Returns the `Summary.Value` of one loss's share in the state gradient, per time step."""
-    metadata = summary_metadata(
-        VECTOR, layer, LOSS_SHARE, loss=loss, direction=direction, time_shape=time_shape
-    )
+    metadata = summary_metadata(VECTOR, layer, LOSS_SHARE, loss=loss, direction=direction, time_shape=time_shape)
     return _value(loss_share_tag(layer, loss), encode_row(values, valid), metadata)
 
 

@@ -57,9 +57,7 @@ def rows_csv(rows):
     lines = ["step," + ",".join(f"t{t}" for t in range(rows.values.shape[1]))]
     for step, values in zip(rows.steps.tolist(), rows.values, strict=True):
         valid = metadata.decode_row(values)[1]
-        fields = [
-            f"{value:.9g}" if ok else "" for value, ok in zip(values.tolist(), valid.tolist(), strict=True)
-        ]
+        fields = [f"{value:.9g}" if ok else "" for value, ok in zip(values.tolist(), valid.tolist(), strict=True)]
         lines.append(",".join([str(step), *fields]))
     return "\n".join(lines) + "\n"
 

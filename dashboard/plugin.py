@@ -115,9 +115,7 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
         max_rows = queries.integer(request, "rows", 1, binning.MAX_ROWS, default=binning.MAX_ROWS)
         baseline = None if minus is None else self._reader.find(*context, minus, series.tag)
         if (baseline or normalise == "last") and not series.logarithmic:
-            raise errors.InvalidArgumentError(
-                "Loss shares are neither normalised nor subtracted: they are shares."
-            )
+            raise errors.InvalidArgumentError("Loss shares are neither normalised nor subtracted: they are shares.")
         key = (context[1], series.run, series.tag, align, normalise, minus, max_rows)
         version = (series.version, baseline and baseline.version)
         body = self._payloads.get(key, version)
@@ -223,6 +221,4 @@ def _version_text(series):
 
 def _require_kind(series, kind):
     if series.kind != kind:
-        raise errors.InvalidArgumentError(
-            f"Tag {series.tag!r} holds a {series.kind}; this route is for a {kind}."
-        )
+        raise errors.InvalidArgumentError(f"Tag {series.tag!r} holds a {series.kind}; this route is for a {kind}.")

@@ -91,9 +91,7 @@ class SeriesReader:
                 f"The metadata of tag {tag!r} in run {run!r} is of another version than this dashboard's. "
                 "Use the same version for writing and reading."
             )
-        raise errors.NotFoundError(
-            f"There is no tag {tag!r} in run {run!r}. The route `tags` lists what there is."
-        )
+        raise errors.NotFoundError(f"There is no tag {tag!r} in run {run!r}. The route `tags` lists what there is.")
 
     def rows(self, ctx, experiment, series):
         """Returns the kept `Rows` of `series`."""

@@ -17,13 +17,16 @@ import tensorflow as tf
 
 from experiments import launch
 from losses import squared_error
-from models import LoopRNN
+from models import IdentityRNNCell, LoopRNN, MinimalGatedCell, OrthogonalRNNCell
 from trainer import Trainer
 
 CELLS = {
     "gru": keras.layers.GRUCell,
     "lstm": keras.layers.LSTMCell,
     "rnn": keras.layers.SimpleRNNCell,
+    "minimal_gated": MinimalGatedCell,
+    "identity": IdentityRNNCell,
+    "orthogonal": OrthogonalRNNCell,
 }
 
 
@@ -60,10 +63,8 @@ def sequences(size, length, seed):
 def data(config):
     """(endless batches, held-out batches). Their position is part of a checkpoint: no operation has a state."""
     train = tf.data.Dataset.counter().map(lambda i: sequences(config.batch_size, config.length, [config.seed, i]))
-    size = min(config.eval_examples, 500)
-    starts = tf.data.Dataset.range(0, config.eval_examples, size)
-    held_out = starts.map(lambda i: sequences(size, config.length, [config.seed, -1 - i]))
-    return train.prefetch(2), held_out.unbatch().take(config.eval_examples).batch(size).cache()
+    held_out = sequences(config.eval_examples, config.length, [config.seed, -1])
+    return train.prefetch(2), tf.data.Dataset.from_tensor_slices(held_out).batch(500)
 
 
 def build(config):

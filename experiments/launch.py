@@ -20,7 +20,6 @@ import dataclasses
 import os
 import sys
 import tempfile
-import time
 
 import tensorflow as tf
 from absl import logging
@@ -121,7 +120,6 @@ def _fit(config, experiment, changed, show):
     if config.profile:
         callbacks.append(profiling.Profile(trainer, *building.step_range(config.profile), config.workdir))
     clock = closing.Clock(trainer)
-    started = time.monotonic()
     history = trainer.fit(
         experiment.dataset,
         steps=config.steps,
@@ -134,7 +132,7 @@ def _fit(config, experiment, changed, show):
         progress=show,
         evaluate_averaged=config.evaluate_averaged,
     )
-    return closing.outcome(config, experiment, history, clock, time.monotonic() - started)
+    return closing.outcome(config, experiment, history, clock)
 
 
 def _shortened(config, directory):

@@ -35,7 +35,9 @@ class Workdir:
         self.path, self._config, self._name = config.workdir, config, name
         checkpoints = self._file("checkpoints")
         names = os.listdir(checkpoints) if os.path.isdir(checkpoints) else ()
-        self.resuming = any(name.startswith("step-") for name in names)
+        steps = [int(name.removeprefix("step-")) for name in names if name.startswith("step-")]
+        self.resuming = bool(steps)
+        self._finished = self.resuming and max(steps) >= config.steps
         self.changed = {}  # {flag: (before, now)}
         known = _read_json(self._file("config.json"))
         if self.resuming and known is not None:
@@ -43,7 +45,13 @@ class Workdir:
 
     @contextlib.contextmanager
     def session(self, evaluated):
-        """Writes the files of a session; afterwards TensorBoard knows whether it succeeded."""
+        """Writes the files of a session; afterwards TensorBoard knows whether it succeeded.
+
+        A run with nothing left to do keeps the files of the session that finished it.
+        """
+        if self._finished:
+            yield
+            return
         os.makedirs(self.path, exist_ok=True)
         _write(self._file("flags.txt"), "\n".join(flag_lines(self._config)) + "\n")
         _write_json(self._file("config.json"), {"experiment": self._name, "config": run_values(self._config)})
@@ -59,6 +67,8 @@ class Workdir:
 
     def write_results(self, outcome):
         """Writes the last evaluation; the file says that the run is finished."""
+        if self._finished:
+            return
         content = {"step": outcome.step, "results": outcome.results, "steps_per_second": outcome.rate}
         _write_json(self._file("results.json"), content)
 

@@ -26,7 +26,15 @@ class LanguageModel(keras.Model):
     """
 
     def __init__(
-        self, vocabulary_size, units=128, layers=1, embedding_size=None, cell="lstm", dropout=0.0, batch_size=None, **options
+        self,
+        vocabulary_size,
+        units=128,
+        layers=1,
+        embedding_size=None,
+        cell="lstm",
+        dropout=0.0,
+        batch_size=None,
+        **options,
     ):
         if cell not in _CELLS:
             raise ValueError(f"`cell` is {cell!r}; it must be one of {list(_CELLS)}.")

@@ -40,9 +40,7 @@ class MinimalGatedCell(keras.layers.Layer):
         self.kernel = self.add_weight(shape=(input_shape[-1], 2 * units), initializer="glorot_uniform", name="kernel")
         # Two matrices of their own: an orthogonal start of [units, 2·units] would be one for neither.
         self.gate_kernel = self.add_weight(shape=(units, units), initializer="orthogonal", name="gate_kernel")
-        self.candidate_kernel = self.add_weight(
-            shape=(units, units), initializer="orthogonal", name="candidate_kernel"
-        )
+        self.candidate_kernel = self.add_weight(shape=(units, units), initializer="orthogonal", name="candidate_kernel")
         self.bias = self.add_weight(shape=(2 * units,), initializer=self._bias, name="bias")
 
     def call(self, inputs, states, training=False):

@@ -5,9 +5,9 @@ import tensorflow as tf
 
 
 def reflect(hidden, vectors):
-    """`hidden` [batch, units] times the orthogonal matrix I − V S⁻¹ Vᵀ, with S = ½ diag(VᵀV) + the part of VᵀV above it.
+    """`hidden` [batch, units] times the orthogonal matrix I − V S⁻¹ Vᵀ.
 
-    That is the product of the Householder reflections of V's columns (the compact WY form), exactly orthogonal
+    S is VᵀV without what is below its diagonal and with half of what is on it. That is the product of the Householder reflections of V's columns (the compact WY form), exactly orthogonal
     for every V [units, reflections] whose columns are not zero.
     """
     gram = tf.matmul(vectors, vectors, transpose_a=True)
@@ -42,9 +42,7 @@ class OrthogonalRNNCell(keras.layers.Layer):
 
     def build(self, input_shape):
         shape = (self.units, min(self.reflections, self.units))
-        self.kernel = self.add_weight(
-            shape=(input_shape[-1], self.units), initializer="glorot_uniform", name="kernel"
-        )
+        self.kernel = self.add_weight(shape=(input_shape[-1], self.units), initializer="glorot_uniform", name="kernel")
         self.vectors = self.add_weight(shape=shape, initializer="random_normal", name="vectors")
         self.bias = self.add_weight(shape=(self.units,), initializer="zeros", name="bias")
 

@@ -6,6 +6,8 @@ import numbers
 import keras
 import tensorflow as tf
 
+from trainer.optimizers import OptimizerGroup
+
 # attribute of the optimizer → (how it is passed, what to use instead)
 _REFUSED = {
     "clipnorm": "Use the trainer's `clip_norm`, or override `transform_gradients` to clip each gradient by itself",
@@ -19,6 +21,10 @@ _REFUSED = {
 
 def check_optimizer(optimizer):
     """A Keras optimizer that leaves clipping, averaging, accumulation and loss scaling to the trainer."""
+    if isinstance(optimizer, dict):
+        return OptimizerGroup({pattern: check_optimizer(each) for pattern, each in optimizer.items()})
+    if isinstance(optimizer, OptimizerGroup):
+        return optimizer
     if isinstance(optimizer, str):
         optimizer = keras.optimizers.get(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -113,6 +119,30 @@ def check_steps_per_call(value):
     if value == "auto":
         return value
     return check_integer("steps_per_call", value, 1, 'Use "auto" to let the trainer choose.')
+
+
+def check_model(model):
+    """A Keras model, a `tf.Module`, or a pair of a function and its variables, which becomes a module."""
+    if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
+        return FunctionModel(*model)
+    if isinstance(model, keras.Model | tf.Module) or (callable(model) and hasattr(model, "trainable_variables")):
+        return model
+    raise TypeError(
+        f"`model` is {model!r}; it must be a keras.Model, a tf.Module with __call__, or a pair "
+        "(function, [variables]). Use e.g. keras.Sequential([...])."
+    )
+
+
+class FunctionModel(tf.Module):
+    """A function and the variables it trains, as a model."""
+
+    def __init__(self, function, variables):
+        super().__init__(name="function")
+        self._function = function
+        self._listed = list(variables)
+
+    def __call__(self, inputs):
+        return self._function(inputs)
 
 
 def check_strategy(strategy):

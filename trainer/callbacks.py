@@ -1,6 +1,7 @@
 """Keras callbacks in our loop."""
 
 import keras
+import numpy as np
 
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
@@ -21,7 +22,7 @@ class CallbackBridge:
     def __init__(self, callbacks, trainer, steps, epochs):
         self._trainer = trainer
         self.history = keras.callbacks.History()
-        callbacks = list(callbacks)
+        callbacks = [check_callback(callback) for callback in callbacks]
         # Callbacks look for the optimizer on the model (ReduceLROnPlateau, LearningRateScheduler).
         if getattr(trainer.model, "optimizer", None) is None:
             trainer.model.optimizer = trainer.optimizer
@@ -36,7 +37,8 @@ class CallbackBridge:
             verbose=0,
         )
         self.every_update = any(_sees_batches(callback) for callback in callbacks)
-        self._validation = {}
+        self._callbacks = callbacks
+        self._validation, self._last_logs, self._batch = {}, None, 0
 
     @property
     def stopped(self):
@@ -46,7 +48,32 @@ class CallbackBridge:
         self._list.on_train_begin()
 
     def train_end(self):
-        self._list.on_train_end(self._last_logs if hasattr(self, "_last_logs") else None)
+        self._list.on_train_end(self._last_logs)
+
+    def state(self):
+        """What the callbacks remember, as JSON can hold it: counters, best values, cool-downs."""
+        return [
+            {
+                "type": type(callback).__name__,
+                "values": {name: value for name, value in map(_plain, vars(callback).items()) if _kept(name, value)},
+            }
+            for callback in self._callbacks
+        ]
+
+    def restore(self, state):
+        """Gives the callbacks back what they remembered. After `train_begin`, which resets them."""
+        for callback, kept in zip(self._callbacks, state, strict=False):
+            if kept["type"] == type(callback).__name__:
+                vars(callback).update(kept["values"])
+
+    def best_weights(self):
+        """[arrays or None] of callbacks that hold weights to put back at the end (EarlyStopping)."""
+        return [getattr(callback, "best_weights", None) for callback in self._callbacks]
+
+    def restore_best_weights(self, weights):
+        for callback, arrays in zip(self._callbacks, weights, strict=False):
+            if arrays is not None and hasattr(callback, "best_weights"):
+                callback.best_weights = arrays
 
     def epoch_begin(self):
         self._list.on_epoch_begin(self._trainer.rounds)
@@ -69,6 +96,27 @@ class CallbackBridge:
     def batch_end(self, step, logs):
         self._list.on_train_batch_end(self._batch, logs)
         self._batch += 1
+
+
+def check_callback(callback):
+    """A Keras callback that makes sense in this loop."""
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise TypeError(f"{callback!r} is not a callback; it must be a keras.callbacks.Callback.")
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        raise ValueError(
+            "BackupAndRestore repeats the epoch it was interrupted in, and knows neither the data's position nor "
+            "dropout's. Pass `workdir` to `fit` instead: a run that is started again goes on exactly where it stopped."
+        )
+    return callback
+
+
+def _plain(item):
+    name, value = item
+    return name, value.item() if isinstance(value, np.generic) else value
+
+
+def _kept(name, value):
+    return not name.startswith("_") and (value is None or isinstance(value, bool | int | float | str))
 
 
 def _sees_batches(callback):

@@ -1,10 +1,12 @@
 """The host's side of the traced update: several updates per call, and what to do when a call ends early."""
 
 import math
+import warnings
 
 import tensorflow as tf
 
-from trainer.state import SeveralGroups, StateDiscovered
+from trainer.sources import timed
+from trainer.state import SeveralGroups, StateDiscovered, traced
 from trainer.update import END_OF_DATA, NONFINITE
 
 
@@ -21,8 +23,9 @@ class TrainCalls:
 
     def __init__(self, owner):
         self._owner = owner
-        self._function = tf.function(self._updates, autograph=False)
-        self._probed_function = tf.function(self._probed_update, autograph=False)
+        self._function = traced(self._updates)
+        self._probed_function = traced(self._probed_update)
+        self._spec = None
         self.traces = 0
         self.probed_traces = 0
         self.updates_per_second = None  # kept by `fit`
@@ -33,10 +36,27 @@ class TrainCalls:
 
     def prepare(self, iterator):
         """Traces the update, which creates every variable it uses: a call with no update to make."""
+        self._warn_of_retrace(iterator.element_spec)
         function = self._function
         if self._owner.run_eagerly:
-            function = tf.function(self._updates, autograph=False)
+            function = traced(self._updates)
         self._until_traced(lambda: function(iterator, tf.constant(0, tf.int64)))
+
+    def _warn_of_retrace(self, spec):
+        """Names what changed in the batches since the update was traced: another trace costs time and memory."""
+        known, self._spec = self._spec, spec
+        if known is None or known == spec:
+            return
+        try:
+            pairs = zip(tf.nest.flatten_with_joined_string_paths(known), tf.nest.flatten(spec), strict=True)
+            changed = [f"{path or 'batch'}: {old} → {new}" for (path, old), new in pairs if old != new]
+        except (AttributeError, ValueError, TypeError):
+            changed = [f"{known} → {spec}"]
+        warnings.warn(
+            f"The update is traced again, because the batches changed: {'; '.join(changed)}. Give all datasets of a "
+            "trainer the same structure, types and shapes (batch sizes may differ if `drop_remainder` is not set).",
+            stacklevel=4,
+        )
 
     def _until_traced(self, call):
         """Calls a function whose trace may have to start again with what it found out."""
@@ -76,9 +96,14 @@ class TrainCalls:
             self._skip()
         return status == _ENDED, reports
 
+    def forget(self):
+        """Makes every next update trace anew."""
+        self._function = traced(self._updates)
+        self._probed_function = traced(self._probed_update)
+
     def forget_probes(self):
         """Makes the next probed update trace anew, with a larger capacity."""
-        self._probed_function = tf.function(self._probed_update, autograph=False)
+        self._probed_function = traced(self._probed_update)
         for minimizer in self._owner.minimizers.values():
             minimizer.forget_probes()
 
@@ -164,6 +189,9 @@ class TrainCalls:
             owner.main.from_iterator(iterator)
             passed = owner.end_update({}, None)
         else:
+            if batch is None:
+                batch, seconds = timed(lambda: next(iterator))
+                owner.ledger.waited(seconds)
             parts = fetch(iterator, owner.accumulation_steps, batch)
             if owner.overrides("train_step") or len(parts) == 1:
                 batch = concatenate(parts)
@@ -209,12 +237,12 @@ def _broken(owner):
     return "a value became non-finite"
 
 
-def fetch(iterator, count, first=None):
-    """The next `count` batches as a list; those past the end of the data have no rows, or are left out if eager.
+def fetch(iterator, count, first):
+    """`count` batches as a list, of which the first is taken already.
 
-    `first` is the first of them, if it is taken already; otherwise the iterator raises its own error at the end.
+    Those past the end of the data have no rows, or are left out if eager.
     """
-    parts = [next(iterator) if first is None else first]
+    parts = [first]
     while len(parts) < count:
         if tf.executing_eagerly():
             batch = next(iterator, None)

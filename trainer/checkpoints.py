@@ -10,9 +10,11 @@ import shutil
 import warnings
 import zlib
 
+import numpy as np
 import tensorflow as tf
 
 _PREFIX, _TEMPORARY, _DAMAGED, _MANIFEST = "step-", ".writing-", "damaged-", "manifest.json"
+_ARRAYS = "arrays.npz"
 
 
 class Store:
@@ -28,19 +30,22 @@ class Store:
         self._keep = keep
         self._warned = False
 
-    def save(self, step, state, host):
+    def save(self, step, state, host, arrays=None):
         """Writes a checkpoint. A full disk warns once and returns False; older checkpoints stay.
 
         Args:
             step: the number of updates made.
             state: {name: tf.Variable or another trackable}.
             host: what JSON can hold, given back by `restore`.
+            arrays: {name: array} of the host, given back by `arrays`.
         """
         final = os.path.join(self.directory, f"{_PREFIX}{step:010d}")
         temporary = os.path.join(self.directory, f"{_TEMPORARY}{step:010d}-{os.getpid()}")
         try:
             os.makedirs(temporary, exist_ok=True)
             tf.train.Checkpoint(**state).write(os.path.join(temporary, "state"))
+            if arrays:
+                np.savez(os.path.join(temporary, _ARRAYS), **arrays)
             files = {name: _fingerprint(os.path.join(temporary, name)) for name in sorted(os.listdir(temporary))}
             manifest = {"step": step, "files": files, "contents": describe(state), "host": host}
             with open(os.path.join(temporary, _MANIFEST), "w") as file:
@@ -106,6 +111,15 @@ class Store:
         _compare(manifest["contents"], describe(state), path)
         tf.train.Checkpoint(**state).read(os.path.join(path, "state")).assert_consumed()
         return manifest["step"], manifest["host"]
+
+    def arrays(self):
+        """{name: array} saved with the newest checkpoint."""
+        found = self.newest()
+        path = None if found is None else os.path.join(found[0], _ARRAYS)
+        if path is None or not os.path.exists(path):
+            return {}
+        with np.load(path) as file:
+            return dict(file)
 
     def _clean(self):
         if not os.path.isdir(self.directory):

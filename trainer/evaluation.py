@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from trainer import batches, microstep
 from trainer.datasets import as_dataset
-from trainer.state import raw, recurrent_states
+from trainer.state import raw, recurrent_states, traced
 
 # Batches per call: bounds the time in which a signal waits.
 _BATCHES_PER_CALL = 200
@@ -16,8 +16,8 @@ class Evaluation:
 
     def __init__(self, owner):
         self._owner = owner
-        self._evaluate = tf.function(self._loop, autograph=False)
-        self._predict = tf.function(self._outputs, autograph=False)
+        self._evaluate = traced(self._loop)
+        self._predict = traced(self._outputs)
         self._sums = self.names = self._logged = None
 
     def evaluate(self, dataset, steps=None, batch_size=32):

@@ -7,7 +7,7 @@ import time
 import keras
 from absl import logging
 
-from trainer import arguments, persistence, rows
+from trainer import arguments, persistence, rows, weights
 from trainer.callbacks import CallbackBridge
 from trainer.datasets import as_dataset
 from trainer.progress import Progress
@@ -16,6 +16,8 @@ from trainer.writer import EventWriter, drop_later_events
 
 # The longest call: signals, the bar and the clock are served between calls.
 _SECONDS_PER_CALL = 0.5
+# The share of waiting for data from which on a hint is given.
+_SLOW_INPUT = 0.3
 
 
 class Fitting:
@@ -70,9 +72,11 @@ class Fitting:
         self._log_window, self._epoch_window = trainer.ledger.window(), trainer.ledger.window()
         if resumed:
             persistence.restore_windows(trainer, self._log_window, self._epoch_window)
-        self._window_start = time.monotonic()
+        self._window_start, self._waited = time.monotonic(), 0.0
         try:
             self._callbacks.train_begin()
+            if resumed:
+                persistence.restore_callbacks(trainer, self._callbacks)
             self._begin_epoch(reset=not resumed)
             while not self._finished() and not self._callbacks.stopped:
                 self._advance()
@@ -178,7 +182,7 @@ class Fitting:
         values = rows.train_scalars(trainer, self._log_window, now - self._window_start)
         if self._train_writer is not None:
             self._train_writer.scalars(step, values)
-        self._throughput = values.get("throughput/examples_per_second")
+        self._waited += self._log_window.seconds_waited
         self._log_window.clear()
         self._window_start = now
         self._last_logged = step
@@ -210,6 +214,9 @@ class Fitting:
         results = trainer.evaluate(self._eval_dataset, **self._eval_options)
         self._last_evaluated = step
         self._callbacks.evaluated(results)
+        if self._workdir is not None and results["loss"] < trainer.best_loss:
+            trainer.best_loss = results["loss"]
+            weights.export_best(trainer, self._workdir)
         if self._eval_writer is not None:
             self._eval_writer.scalars(step, rows.eval_scalars(trainer, results))
             self._eval_writer.flush()
@@ -242,12 +249,22 @@ class Fitting:
             self._end_epoch()
         self._show_progress(step)
         self._progress.close(step)
+        self._hint_at_slow_input()
         # First the callbacks: EarlyStopping puts the best weights back at this point.
         self._callbacks.train_end()
         if self._workdir is not None:
             self._last_saved = None
             self._save(step)
-            persistence.export(self._trainer, self._workdir)
+            weights.export(self._trainer, self._workdir)
+
+    def _hint_at_slow_input(self):
+        share = self._waited / self._progress.seconds if self._progress.seconds else 0.0
+        if share > _SLOW_INPUT and self._progress.seconds > 1.0:
+            self._progress.message(
+                f"{share:.0%} of the time was spent waiting for data: the input is the bottleneck. Cache what fits into "
+                "memory (`dataset.cache()`), map with `num_parallel_calls=tf.data.AUTOTUNE`, end with "
+                "`.prefetch(tf.data.AUTOTUNE)`."
+            )
 
     # ---- Files.
 
@@ -274,7 +291,7 @@ class Fitting:
             return
         self._collect()
         self._train_writer.flush()
-        persistence.save(self._trainer, self._source, self._store, self._log_window, self._epoch_window)
+        persistence.save(self._trainer, self._source, self._store, self._log_window, self._epoch_window, self._callbacks)
         self._last_saved = step
 
     def _close(self):

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from trainer import batches, microstep, probing
-from trainer.state import raw
+from trainer.state import raw, traced
 
 
 class Inspection:
@@ -65,7 +65,7 @@ class Inspection:
             return look(tape, session, mean, batches.count_examples(batch))
 
         for _ in range(16):
-            function = run if owner.run_eagerly else tf.function(run, autograph=False, jit_compile=owner.jit_compile)
+            function = run if owner.run_eagerly else traced(run, jit_compile=owner.jit_compile or None)
             found = function(batch)
             missing = probing.missing_capacity(found, noted["shapes"]) if "weights" not in options else {}
             if not missing:

@@ -58,8 +58,13 @@ class Window:
         return int(self.values[0])
 
     @property
+    def seconds_waited(self):
+        """Seconds in which updates waited for data."""
+        return float(self.values[1])
+
+    @property
     def examples(self):
-        return self._entries[0].examples(self.values[1:]) if self._entries else 0.0
+        return self._entries[0].examples(self.values[2:]) if self._entries else 0.0
 
     def add(self, other):
         self.values = self.values + other.values
@@ -71,7 +76,7 @@ class Window:
         """[(minimizer or None, means)] of every entry; see `Entry.read`."""
         if not self.updates:
             return []
-        parts, start = [], 1
+        parts, start = [], 2
         for entry in self._entries:
             parts.append((entry.minimizer, entry.read(self.values[start : start + entry.length], self.updates)))
             start += entry.length
@@ -88,6 +93,10 @@ class Ledger:
         self.sums = None
         self._received = None
 
+    def waited(self, seconds):
+        """Notes that the present update waited for data."""
+        self._tracing.waits.append(seconds)
+
     def record(self, minimizer, row, logged, adaptive):
         """Notes one minimizer's part of the present update: a vector as `Entry` describes it."""
         self._tracing.rows.append((Entry(minimizer, minimizer.names, logged, adaptive), row))
@@ -98,7 +107,8 @@ class Ledger:
             values = [tf.cast(tf.reduce_mean(value), tf.float32) * examples for value in extra.values()]
             row = tf.stack([*values, examples, tf.zeros([]), tf.zeros([])])
             self._tracing.rows.append((Entry(None, [], extra), row))
-        row = tf.concat([tf.ones([1])] + [row for _, row in self._tracing.rows], axis=0)
+        waited = sum(self._tracing.waits, tf.zeros([]))
+        row = tf.concat([tf.stack([1.0, waited])] + [row for _, row in self._tracing.rows], axis=0)
         entries = [entry for entry, _ in self._tracing.rows]
         if self.sums is None:
             self.entries = entries

@@ -1,7 +1,7 @@
-"""What a checkpoint of a trainer holds, and what a finished run leaves behind."""
+"""What a checkpoint of a trainer holds."""
 
+import math
 import os
-import warnings
 
 import numpy as np
 
@@ -33,17 +33,24 @@ def tracked_state(trainer, source):
     return state
 
 
-def save(trainer, source, store, log_window, epoch_window):
+def save(trainer, source, store, log_window, epoch_window, callbacks):
     """Writes a checkpoint of a trainer in the middle of `fit`."""
+    arrays = {
+        f"{index}:{position}": array
+        for index, weights in enumerate(callbacks.best_weights())
+        for position, array in enumerate(weights or ())
+    }
     host = {
         "epoch": trainer.epoch,
         "rounds": trainer.rounds,
         "position": source.position,
         "skipped": trainer.calls.skipped,
         "probed": trainer.timesteps.rows,
+        "best_loss": trainer.best_loss if math.isfinite(trainer.best_loss) else None,
+        "callbacks": callbacks.state(),
         "windows": [log_window.values.tolist(), epoch_window.values.tolist()],
     }
-    return store.save(trainer.host_step, tracked_state(trainer, source), host)
+    return store.save(trainer.host_step, tracked_state(trainer, source), host, arrays)
 
 
 def restore(trainer, source, store):
@@ -55,6 +62,8 @@ def restore(trainer, source, store):
     trainer.host_step = step
     trainer.epoch, trainer.rounds = host["epoch"], host["rounds"]
     trainer.calls.skipped = host["skipped"]
+    trainer.restored_callbacks = host["callbacks"], store.arrays()
+    trainer.best_loss = math.inf if host["best_loss"] is None else host["best_loss"]
     trainer.restored_windows, trainer.timesteps.rows = host["windows"], host["probed"]
     if not source.checkpointable():
         source.skip_to(host["position"])
@@ -62,20 +71,18 @@ def restore(trainer, source, store):
     return True
 
 
+def restore_callbacks(trainer, callbacks):
+    """Gives callbacks back what they remembered when the checkpoint was written."""
+    state, arrays = trainer.restored_callbacks
+    callbacks.restore(state)
+    weights = []
+    for index in range(len(state)):
+        own = [name for name in arrays if name.startswith(f"{index}:")]
+        weights.append([arrays[f"{index}:{position}"] for position in range(len(own))] or None)
+    callbacks.restore_best_weights(weights)
+
+
 def restore_windows(trainer, log_window, epoch_window):
     """Puts the sums of the interrupted window back, so that the next row is what it would have been."""
     for window, values in zip((log_window, epoch_window), trainer.restored_windows, strict=True):
         window.values = np.array(values, np.float64)
-
-
-def export(trainer, workdir):
-    """Leaves `model.weights.h5` and `model.keras` in the work directory."""
-    for name, write in (
-        ("model.weights.h5", trainer.model.save_weights),
-        ("model.keras", trainer.model.save),
-    ):
-        path = os.path.join(workdir, name)
-        try:
-            write(path)
-        except Exception as error:  # a model that Keras cannot serialize still has its checkpoints
-            warnings.warn(f"{name} could not be written: {error}. The checkpoints hold all weights.", stacklevel=2)

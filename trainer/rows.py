@@ -29,6 +29,7 @@ def train_scalars(trainer, window, seconds):
         values.update(metric_results(name, metric))
     if window.updates and seconds > 0:
         values["throughput/examples_per_second"] = window.examples / seconds
+        values["throughput/data_wait"] = min(window.seconds_waited / seconds, 1.0)
     values["skipped_updates"] = trainer.calls.skipped
     return values
 

@@ -66,6 +66,17 @@ class Source:
         self.position = 0
 
 
+def timed(fetch):
+    """(what `fetch` returns, seconds it took as a float32 scalar). Traced or eager."""
+    start = tf.timestamp()
+    with tf.control_dependencies([start]):
+        batch = fetch()
+    # A variant (an optional) cannot be waited for by its value, but by its operation.
+    leaves = [x for x in tf.nest.flatten(batch) if tf.is_tensor(x)] if not hasattr(batch, "has_value") else []
+    with tf.control_dependencies(leaves or [batch.has_value()]):
+        return batch, tf.cast(tf.timestamp() - start, tf.float32)
+
+
 def check_totals(steps, epochs):
     """Exactly one of the two, as lifetime totals."""
     if (steps is None) == (epochs is None):

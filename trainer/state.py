@@ -6,6 +6,7 @@ forward pass on the same data leaves no trace. Variables of `tf.Module`s are not
 """
 
 import contextlib
+import functools
 import threading
 
 import keras
@@ -47,7 +48,7 @@ class Tracing(threading.local):
         self.begin()
 
     def begin(self):
-        self.rows = []  # the ledger's
+        self.rows, self.waits = [], []  # the ledger's
         self.checks = []  # operations that fail if the update is not finite
         self.logs = [{}]  # of nested `collecting_logs`
         self.reports = {}  # of probed updates, by minimizer
@@ -84,6 +85,11 @@ class ForwardState:
 
     def add(self, variables):
         self._found += list(variables)
+
+
+def traced(function, **options):
+    """A `tf.function` without AutoGraph. TensorFlow's warning about frequent traces counts it by itself."""
+    return tf.function(functools.partial(function), autograph=False, **options)
 
 
 def all_layers(model):

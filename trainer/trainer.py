@@ -3,13 +3,14 @@
 import contextlib
 import functools
 import inspect
+import math
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import losses as losses_package
-from trainer import arguments, batches, objective, update
+from trainer import arguments, batches, debugging, objective, optimizers, summary, update, weights
 from trainer.calls import TrainCalls
 from trainer.evaluation import Evaluation
 from trainer.fitting import Fitting
@@ -35,8 +36,9 @@ class Trainer:
     optimizers.
 
     Args:
-        model: a built or unbuilt `keras.Model`.
-        optimizer: a Keras optimizer, without clipping, averaging or accumulation of its own.
+        model: a built or unbuilt `keras.Model`, a `tf.Module`, or a pair (function, [variables]).
+        optimizer: a Keras optimizer, without clipping, averaging or accumulation of its own; or {regular expression:
+            optimizer}, by the variables' paths.
         losses: {name: callable(targets, outputs) or keras.losses.Loss}; left out by subclasses that override
             `compute_losses`. With several outputs a loss takes the output of its own name.
         loss_weights: {name: number or schedule of the step}; 1 for all by default.
@@ -83,7 +85,7 @@ class Trainer:
         strategy=None,
         run_eagerly=False,
     ):
-        self.model = model
+        self.model = arguments.check_model(model)
         self.optimizer = arguments.check_optimizer(optimizer)
         self.losses = arguments.check_losses(losses)
         if not self.losses and not self.overrides("compute_losses") and not self.overrides("train_step"):
@@ -115,14 +117,16 @@ class Trainer:
         self.tracing = Tracing()
         self.ledger = Ledger(self.make_variable, self.tracing)
         self.loss_scale = None
-        self.forward_state = ForwardState(model, list(self.metrics.values()))
+        self.forward_state = ForwardState(self.model, list(self.metrics.values()))
         self.minimizers = {}
         self.calls = TrainCalls(self)
         self.evaluation = Evaluation(self)
         self.timesteps = TimestepLog(self)
         self.inspection = Inspection(self)
         self.sources = {}
+        self._trained = None  # ids of the variables that the traced update trains
         self.probe_capacity = {}  # of `probe` calls in loops whose length is not known, grown as needed
+        self.best_loss = math.inf  # of the evaluations
         self.epoch = 0  # passes over the data
         self.rounds = 0  # epochs as the callbacks count them
 
@@ -219,6 +223,25 @@ class Trainer:
         A larger value means that a weight is used outside the loop as well, for example by a regularizer.
         """
         return self.inspection.sum_check(batch)
+
+    def summary(self):
+        """Prints the model, the losses with their weights, the stages of the update, and what is logged where."""
+        print(summary.summarize(self))
+
+    def fast_dev_run(self, dataset, eval_dataset=None):
+        """Runs a few steps of everything, to find mistakes in a minute. Returns an evaluation; nothing is changed."""
+        return debugging.fast_dev_run(self, dataset, eval_dataset)
+
+    def overfit(self, dataset, batches=1, steps=200):
+        """Trains on a few batches over and over; {loss: (before, after)}. The trainer is left as it was."""
+        return debugging.overfit(self, dataset, batches, steps)
+
+    def warm_start(self, source):
+        """Takes weights over from a Keras model, a `.keras` file or a work directory, by layer and variable names.
+
+        Returns a report of what matched and what did not; print it.
+        """
+        return weights.warm_start(self.model, source)
 
     @contextlib.contextmanager
     def averaged_weights(self):
@@ -388,7 +411,18 @@ class Trainer:
         self.build(iterator.element_spec)
         if self.loss_scale is None:
             self.loss_scale = LossScale(self.model, self.make_variable)
+        self._notice_freezing()
         self.calls.prepare(iterator)
+
+    def _notice_freezing(self):
+        """Layers frozen or unfrozen since the last `fit` need a new trace, and an optimizer that knows them."""
+        present = [id(variable) for variable in self.trainable_variables]
+        if self._trained is not None and present != self._trained:
+            self.optimizer = optimizers.extended(self.optimizer, self.trainable_variables)
+            self.calls.forget()
+            for minimizer in self.minimizers.values():
+                minimizer.forget(self.optimizer)
+        self._trained = present
 
     def build(self, spec):
         """Builds an unbuilt model from the `element_spec` of a dataset, by tracing its losses. Runs nothing."""
@@ -424,7 +458,7 @@ class Trainer:
     def _model_takes_training(self):
         if isinstance(self.model, keras.Model):
             return True
-        parameters = inspect.signature(self.model).parameters.values()
+        parameters = inspect.signature(self.model.__call__).parameters.values()
         return any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 

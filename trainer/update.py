@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import batches, microstep, probed, stages
+from trainer.sources import timed
 from trainer.state import is_seed, raw
 
 NONFINITE = "looptape: non-finite update"
@@ -80,6 +81,17 @@ class Minimizer:
         """Makes the next probed update trace anew."""
         self._micros.pop(True, None)
 
+    def forget(self, optimizer):
+        """Makes every next update trace anew: other variables are trained. The trainer's own optimizer may be new."""
+        self._micros.clear()
+        if not self.name:
+            self.optimizer = optimizer
+        if self._averages is not None:
+            raise ValueError(
+                "Layers were frozen or unfrozen after averaged weights were begun. Make a new trainer for the second "
+                "phase: its averages begin with the weights reached."
+            )
+
     @property
     def probe_shapes(self):
         return self._micro_of(True)[0].shapes
@@ -95,8 +107,8 @@ class Minimizer:
     def from_iterator(self, iterator):
         """One update on the next `accumulation_steps` micro-batches, or as many as are left. Traced, one device."""
         def fetch(_):
-            optional = iterator.get_next_as_optional()
-            return optional.has_value(), optional.get_value
+            optional, seconds = timed(iterator.get_next_as_optional)
+            return optional.has_value(), optional.get_value, seconds
 
         return self._finish(self._accumulate(fetch, iterator.element_spec))
 
@@ -105,7 +117,7 @@ class Minimizer:
         count = self._owner.accumulation_steps
 
         def fetch(index):
-            return tf.constant(True), lambda: batches.slice_for_replica(batch, index, count)
+            return tf.constant(True), lambda: batches.slice_for_replica(batch, index, count), tf.zeros([])
 
         spec = tf.nest.map_structure(tf.type_spec_from_value, batches.slice_for_replica(batch, tf.constant(0), count))
         return self._finish(self._accumulate(fetch, spec))
@@ -169,8 +181,9 @@ class Minimizer:
         empty = probed.zeros_like(outputs.report)
         moved = self._moved_indices()
 
-        def body(count, ended, totals, report, moving):
-            available, get_batch = fetch(count)
+        def body(count, ended, waited, totals, report, moving):
+            available, get_batch, seconds = fetch(count)
+            waited = waited + seconds
 
             def run():
                 present = list(state)
@@ -179,23 +192,24 @@ class Minimizer:
                 result = micro(get_batch(), present, step, scale)
                 summed = tf.nest.map_structure(tf.add, totals, _additive(result))
                 found = probed.add(report, result.report) if result.report else ()
-                return count + 1, tf.constant(False), summed, found, list(result.state)
+                return count + 1, tf.constant(False), waited, summed, found, list(result.state)
 
             def end():
-                return count, tf.constant(True), totals, report, moving
+                return count, tf.constant(True), waited, totals, report, moving
 
             return tf.cond(available, run, end)
 
-        initial = (tf.constant(0), tf.constant(False), zeros, empty, [state[index] for index in moved])
+        initial = (tf.constant(0), tf.constant(False), tf.zeros([]), zeros, empty, [state[index] for index in moved])
         shapes = tf.nest.map_structure(lambda x: x.shape, initial)
-        shapes = (*shapes[:3], tf.nest.map_structure(lambda x: x.shape, outputs.report), shapes[4])
-        count, _, totals, report, moving = tf.while_loop(
+        shapes = (*shapes[:4], tf.nest.map_structure(lambda x: x.shape, outputs.report), shapes[5])
+        count, _, waited, totals, report, moving = tf.while_loop(
             lambda count, ended, *_: (count < owner.accumulation_steps) & ~ended,
             body,
             initial,
             shape_invariants=shapes,
             parallel_iterations=1,
         )
+        owner.ledger.waited(waited)
         with tf.control_dependencies([tf.debugging.Assert(count > 0, [END_OF_DATA])]):
             totals = tf.nest.map_structure(tf.identity, totals)
         coefficients = ()

@@ -127,6 +127,7 @@ def test_one_bad_row_in_ten_thousand_is_never_hidden():
 def test_pictures_stay_small(rows, time):
     picture = binning.picture(np.ones((rows, time), dtype=np.float32))
     assert picture.codes.size <= binning.MAX_CELLS
+    assert picture.codes.shape[1] <= binning.MAX_COLUMNS
     assert picture.column_width * picture.codes.shape[1] >= time
 
 

@@ -53,9 +53,11 @@ def write_runs(logdir):
         with RunWriter(logdir / run) as writer:
             for layer in LAYERS:
                 states = logged(run, layer)
+                # The padded run's sequences are short in both layers: marked as padding in one, shorter in the other.
+                length = SHORT if (run, layer) == (PADDED, "encoder/lstm") else TIME
+                valid = np.arange(length) < (SHORT if run == PADDED else TIME)
                 for row, step in enumerate(STEPS):
-                    valid = np.arange(TIME) < (SHORT if run == PADDED else TIME)
-                    quantities = {"state": states[row], "gain": np.full(TIME, 0.5 + 0.01 * row)}
+                    quantities = {"state": states[row, :length], "gain": np.full(length, 0.5 + 0.01 * row)}
                     extra = shares(row) if run == GOOD and layer == "decoder" else None
                     writer.row(step, layer, quantities, valid=valid, shares=extra)
             credit = np.tril(np.add.outer(10.0 * np.arange(TIME), np.arange(TIME)) + 1)
@@ -141,13 +143,13 @@ def test_the_honesty_line_counts_what_was_logged(page):
     assert page.texts(".note") == ["30 of 30 logged steps kept, merged by max"] * 2
 
 
-def profile_values(page, column):
+def profile_values(page, column, time=None):
     """Points at a column of the profile; returns {run and step: value} as the page writes it."""
     area = page.one(".dock .chart-area")
     left, right = 62, 14
     page.move(area, left + (area.size["width"] - left - right) * (column + 0.5) / TIME, 40)
+    page.until(lambda: page.tooltip()[0] == (time or f"t = {column}"), "the profile's tooltip")
     lines = page.tooltip()
-    assert lines[0] == f"t = {column}"
     return {line.split(None, 1)[1]: line.split(None, 1)[0] for line in lines[1:]}
 
 
@@ -205,15 +207,24 @@ def test_another_quantity(page):
 
 
 def test_counting_from_the_end_aligns_rows_at_their_own_last_step(page):
-    page.open(tiles=4, runs=[GOOD, PADDED], align="end")
-    page.point(PADDED, "decoder", TIME - 1, STEPS[22], **AXES)
-    value, place, _ = page.tooltip()
-    assert place == f"last time step, step {STEPS[22]}"
-    assert float(value) == pytest.approx(logged(PADDED, "decoder")[22, SHORT - 1], rel=1e-3)
-    page.point(PADDED, "decoder", TIME - 4, STEPS[22], **AXES)
-    value, place, _ = page.tooltip()
-    assert place == f"3 back from the end, step {STEPS[22]}"
-    assert float(value) == pytest.approx(logged(PADDED, "decoder")[22, SHORT - 4], rel=1e-3)
+    page.open(tiles=4, runs=[GOOD, PADDED], align="end", step=STEPS[22])
+    for layer in LAYERS:
+        for back, text in [(0, "last time step"), (3, "3 back from the end")]:
+            page.point(PADDED, layer, TIME - 1 - back, STEPS[22], **AXES)
+            page.until(lambda text=text: page.tooltip()[1] == f"{text}, step {STEPS[22]}", text)
+            value = float(page.tooltip()[0])
+            assert value == pytest.approx(logged(PADDED, layer)[22, SHORT - 1 - back], rel=1e-3)
+    values = profile_values(page, TIME - 1, "last time step")
+    assert float(values[f"{PADDED}, step {STEPS[22]}"]) == pytest.approx(
+        logged(PADDED, "decoder")[22, SHORT - 1], rel=6e-4
+    )
+
+
+def test_the_profile_leaves_padding_out(page):
+    page.open(tiles=4, runs=[GOOD, PADDED], layer="decoder", step=STEPS[22])
+    page.until(lambda: len(page.texts(".chart-key span")) == 2, "both curves")
+    assert profile_values(page, SHORT)[f"{PADDED}, step {STEPS[22]}"] == "–"
+    assert float(profile_values(page, SHORT - 1)[f"{PADDED}, step {STEPS[22]}"]) > 0
 
 
 def test_normalised_and_difference(page):
@@ -322,12 +333,12 @@ def test_png_and_csv_of_what_is_shown(page):
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", png[16:24])
     assert width > 1200 and height > 1000
-    page.tile(PADDED, "encoder/lstm").find_element("css selector", "figcaption .quiet").click()
-    table = list(csv.reader(io.StringIO(page.downloaded("padded_train-timestep_encoder_lstm_state.csv").decode())))
+    page.tile(PADDED, "decoder").find_element("css selector", "figcaption .quiet").click()
+    table = list(csv.reader(io.StringIO(page.downloaded("padded_train-timestep_decoder_state.csv").decode())))
     assert [line[0] for line in table[1:]] == [str(step) for step in STEPS]
-    assert all(cell == "" for line in table[1:] for cell in line[1 + SHORT :])
+    assert {tuple(line[1 + SHORT :]) for line in table[1:]} == {("",) * (TIME - SHORT)}
     values = np.float32([[float(cell) for cell in line[1 : 1 + SHORT]] for line in table[1:]])
-    np.testing.assert_array_equal(values, logged(PADDED, "encoder/lstm")[:, :SHORT])
+    np.testing.assert_array_equal(values, logged(PADDED, "decoder")[:, :SHORT])
 
 
 def test_a_deep_link_restores_the_view(page):

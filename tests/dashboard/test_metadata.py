@@ -27,6 +27,9 @@ def test_every_nan_of_a_valid_example_is_a_nan_not_padding(bits):
 
 
 def test_encode_row_leaves_its_argument_alone_and_takes_float64():
+    values = np.float32([1.0, 2.0])
+    metadata.encode_row(values, [True, False])
+    np.testing.assert_array_equal(values, [1.0, 2.0])
     values = np.array([1.0, 1e300, 2.0])
     row = metadata.encode_row(values, [True, True, False])
     np.testing.assert_array_equal(values, [1.0, 1e300, 2.0])

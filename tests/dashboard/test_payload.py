@@ -38,7 +38,7 @@ def test_container_refuses_what_is_not_one_and_nan_in_its_header():
 
 
 def test_csv_holds_every_value_to_the_last_bit():
-    values = np.float32([0.1, 1e-38, 3.4e38, 0])
+    values = np.float32([1 / 3, 1.2345678e-38, 3.4028234e38, 0])
     rows = stack(
         [
             (10, values),

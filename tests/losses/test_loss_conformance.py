@@ -39,7 +39,6 @@ INPUTS = {
     "temporal_smoothness": (None, SEQUENCE),
     "triplet": (None, (X, Y, Z)),
 }
-NO_XLA = {"ctc"}  # tf.nn.ctc_loss
 ACROSS_THE_BATCH = {"info_nce"}
 every_loss = pytest.mark.parametrize("name", sorted(INPUTS))
 
@@ -69,9 +68,8 @@ def test_traced_and_by_xla(name):
     expected = values_of(loss(targets, outputs))
     traced = tf.function(lambda a, b: values_of(loss(a, b)), autograph=False)
     np.testing.assert_allclose(traced(targets, outputs), expected, rtol=1e-5, atol=1e-6)
-    if name not in NO_XLA:
-        compiled = tf.function(lambda a, b: values_of(loss(a, b)), autograph=False, jit_compile=True)
-        np.testing.assert_allclose(compiled(targets, outputs), expected, rtol=1e-4, atol=1e-5)
+    compiled = tf.function(lambda a, b: values_of(loss(a, b)), autograph=False, jit_compile=True)
+    np.testing.assert_allclose(compiled(targets, outputs), expected, rtol=1e-4, atol=1e-5)
 
 
 @every_loss

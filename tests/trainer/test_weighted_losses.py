@@ -183,7 +183,7 @@ def test_what_tensorboard_gets(tmp_path):
         }
         for tag, value in expected.items():
             assert values[tag] == pytest.approx(value, rel=1e-4), (last, tag)
-        assert set(values) == {*expected, "throughput/examples_per_second"}
+        assert set(values) == {*expected, "throughput/examples_per_second", "throughput/data_wait"}
         assert values["throughput/examples_per_second"] > 0
     ((step, values),) = read_events(tmp_path / "eval")
     error = X @ kernel + bias - Y

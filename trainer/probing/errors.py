@@ -19,9 +19,7 @@ def check_layer(layer, name):
             "there is nothing to probe. Use use_cudnn='auto' (it is then bypassed in probed updates only) or "
             "False."
         )
-    if type(layer).inner_loop not in internals.KNOWN_LOOPS and not getattr(
-        layer, "runs_recurrent_loop", False
-    ):
+    if type(layer).inner_loop not in internals.KNOWN_LOOPS and not getattr(layer, "runs_recurrent_loop", False):
         raise ProbeError(
             f"The layer {name!r} ({type(layer).__name__}) has an `inner_loop` of its own, which a probed "
             "update would replace. Put the computation of one time step into a cell, or write the loop with "

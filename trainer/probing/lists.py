@@ -22,9 +22,7 @@ class Spec(NamedTuple):
     def tensor(self):
         if self.shape.rank is None:
             return tf.constant(-1, tf.int32)
-        return tf.constant(
-            [-1 if size is None else size for size in self.shape.as_list()], tf.int32, [self.shape.rank]
-        )
+        return tf.constant([-1 if size is None else size for size in self.shape.as_list()], tf.int32, [self.shape.rank])
 
 
 def unstack(tensor):
@@ -44,9 +42,7 @@ def pop(items, spec):
 
 def empty(spec, capacity):
     """A list to push to. XLA needs the capacity; elsewhere it is only a limit."""
-    return tf.raw_ops.EmptyTensorList(
-        element_shape=spec.tensor, max_num_elements=capacity, element_dtype=spec.dtype
-    )
+    return tf.raw_ops.EmptyTensorList(element_shape=spec.tensor, max_num_elements=capacity, element_dtype=spec.dtype)
 
 
 def push(items, element):

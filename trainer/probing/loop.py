@@ -120,9 +120,7 @@ class _FunctionStep:
         """
         if ports is None:
             call = functools.partial(self._function, t)
-            return *(
-                call(inputs, states) if record is None else record.observe(0, call, inputs, states)
-            ), None
+            return *(call(inputs, states) if record is None else record.observe(0, call, inputs, states)), None
         with active.time_step(record, t, ports):
             output, states = self._function(t, inputs, states)
         return output, states, moving
@@ -145,9 +143,7 @@ def _looped(step, inputs, states, mask, layout, record):
     static_length = inputs.shape[0]
     length = tf.shape(inputs)[0] if static_length is None else static_length
     output, new_states, moving = step.first(inputs[0], states, record)
-    ports, specs = (
-        ({}, {}) if record is None else record.start(length, states, output, new_states, mask is not None)
-    )
+    ports, specs = ({}, {}) if record is None else record.start(length, states, output, new_states, mask is not None)
     alias = index_of(output, keras.tree.flatten(new_states))
     spec = lists.Spec(output.shape, output.dtype)
     # An output that is a state need not be carried a second time, unless masks make the two differ.

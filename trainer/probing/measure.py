@@ -15,74 +15,116 @@ import tensorflow as tf
 from trainer.probing import taps
 
 
-class Flow(NamedTuple):
-    """Gradients of the states of one group, lists of [time, batch, ...], the first iteration first."""
+class Rows(NamedTuple):
+    """What is kept of a tensor [time, batch, ...]."""
 
-    total: Any  # λ of each state, and of the output if that is not a state
-    recurrent: Any  # r of each state
-    external: Any  # e of each state or output that has one
-    last: Any  # [time, batch], True at the last valid time step of each example
-    ends: Any  # for each of `total`: whether it can be other than 0 at the last time step
-
-
-def flow(record, group, gradients):
-    """The `Flow` of a group. `gradients`: {key: tensor or None} of `record.sources`."""
-    sent = {j: tf.reverse(gradients[f"state/{j}"], [0]) for j in group.states}
-    last = _last_valid(record)
-    finals = {j: gradients.get(f"final/{j}") for j in group.states}
-    arriving = _external(record, group, gradients, last)
-    total, external, ends = [], [], []
-    for j in group.states:
-        later = _shift(sent[j], finals[j])
-        from_above = arriving if j == group.alias else None
-        total.append(later if from_above is None else later + from_above)
-        ends.append(from_above is not None or finals[j] is not None)
-        if finals[j] is not None:
-            at_end = tf.where(_expand(last, later), finals[j][tf.newaxis], tf.zeros_like(later))
-            from_above = at_end if from_above is None else from_above + at_end
-        if from_above is not None:
-            external.append(from_above)
-    if group.alias is None and arriving is not None:
-        total.append(arriving)
-        external.append(arriving)
-        ends.append(True)
-    return Flow(total, list(sent.values()), external, last, ends)
+    squares: Any  # [time, batch], sums over the features, float64
+    zeros: Any  # [time, batch], number of exact zeros
+    size: Any  # number of features
 
 
 def examples(record, group, gradients, factor, full=False):
-    """{quantity: [batch, time]} of a group, in input time; NaN where an example is masked. See `report` for
-    the names.
+    """{quantity: [batch, time]} of a group in input time, NaN where an example is masked.
+
+    Args:
+        record: `LoopRecord`.
+        group: one of its groups.
+        gradients: {key: tensor or None}, from `record.translate`.
+        factor: what the norms are multiplied by.
+        full: keep λ_t itself, too.
     """
-    states = flow(record, group, gradients)
-    squares = [taps.row_squares(tensor, 2) for tensor in states.total]
-    total = tf.add_n(squares)
-    recurrent = _sum_squares(states.recurrent, total)
-    values = {
-        "state": total,
-        "hidden": squares[0],
-        **({"cell": squares[1]} if len(group.states) == 2 else {}),
-        "recurrent": recurrent,
-        "external": _sum_squares(states.external, total),
+    last = _last_valid(record)
+    arriving = _arriving(record, group, gradients, last)
+    total, sent = _state_rows(group, gradients, arriving)
+    squares = {
+        "state": tf.add_n([rows.squares for rows, _ in total]),
+        "hidden": total[0][0].squares,
+        **({"cell": total[1][0].squares} if len(group.states) == 2 else {}),
+        "recurrent": tf.add_n([rows.squares for rows in sent]),
     }
+    squares["external"] = _external_squares(group, gradients, arriving, last, squares["state"])
     factor = tf.cast(factor, tf.float64)
-    found = {name: tf.cast(tf.sqrt(square) * factor, tf.float32) for name, square in values.items()}
-    found["gain"] = tf.cast(tf.sqrt(recurrent / total), tf.float32)
+    found = {name: tf.cast(tf.sqrt(square) * factor, tf.float32) for name, square in squares.items()}
+    found["gain"] = tf.cast(tf.sqrt(squares["recurrent"] / squares["state"]), tf.float32)
     found = {name: in_input_time(record, value) for name, value in found.items()}
     if group.inputs and gradients.get("input") is not None:
         found["input"] = tf.cast(tf.sqrt(taps.row_squares(gradients["input"], 2)) * factor, tf.float32)
     valid = tf.ones_like(found["state"], tf.bool) if record.valid is None else record.valid
     report = {name: tf.where(valid, value, float("nan")) for name, value in found.items()}
-    zeros, elements = _count_zeros(record, states, valid)
+    zeros, elements = _count_zeros(record, total, valid, last)
     report |= {"valid": valid, "zeros": zeros, "elements": elements}
     report = {name: tf.transpose(value) for name, value in report.items()}
     if record.stateful:
-        report["cut_off"] = tf.cast(
-            tf.sqrt(_sum_squares([r[:1] for r in states.recurrent], total[:1]))[0] * factor, tf.float32
-        )
+        report["cut_off"] = tf.cast(tf.sqrt(squares["recurrent"][0]) * factor, tf.float32)
     if full:
-        for index, tensor in enumerate(states.total):
-            report[f"state_gradient/{index}"] = _full(record, tensor, factor)
+        for index, tensor in enumerate(state_gradients(record, group, gradients)):
+            tensor = tf.cast(in_input_time(record, tensor), tf.float32)
+            report[f"state_gradient/{index}"] = swap(tensor) * tf.cast(factor, tf.float32)
     return report
+
+
+def state_gradients(record, group, gradients):
+    """λ of each state of a group, and of the output if that is none of them: [time, batch, ...] by
+    iteration.
+    """
+    arriving = _arriving(record, group, gradients, _last_valid(record))
+    found = []
+    for j in group.states:
+        later = _shift(tf.reverse(gradients[f"state/{j}"], [0]), gradients.get(f"final/{j}"))
+        found.append(later + arriving if j == group.alias and arriving is not None else later)
+    return found + ([arriving] if group.alias is None and arriving is not None else [])
+
+
+def _state_rows(group, gradients, arriving):
+    """`Rows` by iteration: [(of λ, whether it can be other than 0 at the end)] and [of r].
+
+    Where nothing arrives from above λ_t is r_{t+1}: what is kept of the one serves for the other.
+    """
+    total, sent = [], []
+    for j in group.states:
+        back, final = gradients[f"state/{j}"], gradients.get(f"final/{j}")
+        sent.append(Rows(*[tf.reverse(value, [0]) for value in _rows(back)[:2]], _rows_size(back)))
+        if j == group.alias and arriving is not None:
+            later = tf.reverse(back, [0])
+            end = arriving[-1:] if final is None else arriving[-1:] + final[tf.newaxis]
+            rows, end_rows = _rows(later[1:] + arriving[:-1]), _rows(end)
+            rows = [tf.concat(pair, axis=0) for pair in zip(rows[:2], end_rows[:2], strict=True)]
+            total.append((Rows(*rows, sent[-1].size), True))
+        else:
+            end = None if final is None else _rows(final[tf.newaxis])
+            rows = [_shift(value, None if end is None else end[i][0]) for i, value in enumerate(sent[-1][:2])]
+            total.append((Rows(*rows, sent[-1].size), final is not None))
+    if group.alias is None and arriving is not None:
+        total.append((_rows(arriving), True))
+    return total, sent
+
+
+def _rows(tensor):
+    axes = list(range(2, tensor.shape.rank))
+    zeros = tf.reduce_sum(tf.cast(tf.equal(tensor, 0), tf.float32), axis=axes)
+    return Rows(taps.row_squares(tensor, 2), zeros, _rows_size(tensor))
+
+
+def _rows_size(tensor):
+    return tf.cast(tf.reduce_prod(tf.shape(tensor)[2:]), tf.float32)
+
+
+def _external_squares(group, gradients, arriving, last, like):
+    """[time, batch]: what arrives at the outputs, and at each example's last time step from its final
+    states.
+    """
+    parts = []
+    for j in group.states:
+        final = gradients.get(f"final/{j}")
+        part = arriving if j == group.alias else None
+        if final is not None:
+            at_end = tf.where(_expand(last, final[tf.newaxis]), final[tf.newaxis], tf.zeros_like(final))
+            part = at_end if part is None else part + at_end
+        parts.append(part)
+    if group.alias is None:
+        parts.append(arriving)
+    squares = [taps.row_squares(part, 2) for part in parts if part is not None]
+    return tf.add_n(squares) if squares else tf.zeros_like(like)
 
 
 def weights(record, group, gradients, factor):
@@ -115,17 +157,14 @@ def variable_names(variables):
         depth += 1
 
 
-def _external(record, group, gradients, last):
+def _arriving(record, group, gradients, last):
     """The gradient that arrives at the output of each iteration, or None if no loss depends on it."""
     gradient = gradients.get(group.external)
-    if gradient is None:
-        return None
-    if group.external == "outputs":
+    if gradient is None or group.external == "outputs":
         return gradient
     if group.external == "last":
-        return tf.where(
-            _expand(last, gradient[tf.newaxis]), gradient[tf.newaxis], tf.zeros_like(gradient)[tf.newaxis]
-        )
+        gradient = gradient[tf.newaxis]
+        return tf.where(_expand(last, gradient), gradient, tf.zeros_like(gradient))
     return tf.reverse(gradient, [0])
 
 
@@ -152,27 +191,16 @@ def _expand(flags, like):
     return tf.reshape(flags, tf.concat([tf.shape(flags), tf.ones([like.shape.rank - 2], tf.int32)], axis=0))
 
 
-def _sum_squares(tensors, like):
-    return tf.add_n([taps.row_squares(tensor, 2) for tensor in tensors]) if tensors else tf.zeros_like(like)
-
-
-def _count_zeros(record, states, valid):
-    """Exact zeros in λ and how many numbers λ has, [time, batch] each, not counting what is 0 by
+def _count_zeros(record, total, valid, last):
+    """Exact zeros in λ and how many numbers it has, [time, batch] each; not counting what is 0 by
     definition.
     """
     zeros, elements = [], []
-    for tensor, ends in zip(states.total, states.ends, strict=True):
-        axes = list(range(2, tensor.shape.rank))
-        counted = valid if ends else valid & ~in_input_time(record, states.last)
-        found = tf.reduce_sum(tf.cast(tf.equal(tensor, 0), tf.float32), axis=axes)
-        size = tf.cast(tf.reduce_prod(tf.shape(tensor)[2:]), tf.float32)
-        zeros.append(tf.where(counted, in_input_time(record, found), 0.0))
-        elements.append(tf.where(counted, size, 0.0))
+    for rows, ends in total:
+        counted = valid if ends else valid & ~in_input_time(record, last)
+        zeros.append(tf.where(counted, in_input_time(record, rows.zeros), 0.0))
+        elements.append(tf.where(counted, rows.size, 0.0))
     return tf.add_n(zeros), tf.add_n(elements)
-
-
-def _full(record, tensor, factor):
-    return swap(tf.cast(in_input_time(record, tensor), tf.float32)) * tf.cast(factor, tf.float32)
 
 
 def swap(tensor):

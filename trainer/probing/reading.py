@@ -53,9 +53,7 @@ def examples_of(gradient, valid, factor):
     """
     norms = tf.cast(tf.sqrt(taps.row_squares(gradient, 2)) * tf.cast(factor, tf.float64), tf.float32)
     valid = tf.ones_like(norms, tf.bool) if valid is None else valid
-    zeros = tf.reduce_sum(
-        tf.cast(tf.equal(gradient, 0), tf.float32), axis=list(range(2, gradient.shape.rank))
-    )
+    zeros = tf.reduce_sum(tf.cast(tf.equal(gradient, 0), tf.float32), axis=list(range(2, gradient.shape.rank)))
     size = tf.cast(tf.reduce_prod(tf.shape(gradient)[2:]), tf.float32)
     found = {
         "state": tf.where(valid, norms, float("nan")),
@@ -74,11 +72,7 @@ def merge_cells(groups, names):
         return tf.cast(tf.sqrt(tf.add_n(squares)), tf.float32)
 
     present = {name for group in groups for name in group}
-    merged = {
-        name: root_sum(name)
-        for name in ("state", "hidden", "cell", "recurrent", "cut_off")
-        if name in present
-    }
+    merged = {name: root_sum(name) for name in ("state", "hidden", "cell", "recurrent", "cut_off") if name in present}
     merged["gain"] = merged["recurrent"] / merged["state"]
     merged["external"], merged["valid"] = groups[-1]["external"], groups[0]["valid"]
     if "input" in groups[0]:
@@ -188,7 +182,5 @@ def _with_visits(record, gradients, key, rows=None):
     for t in record.visits:
         if gradients[t] is not None:
             update = probes.update(key, tf.convert_to_tensor(gradients[t]), record.batched)
-            table = tf.tensor_scatter_nd_add(
-                table, [[record.row(t)]], tf.cast(update, table.dtype)[tf.newaxis]
-            )
+            table = tf.tensor_scatter_nd_add(table, [[record.row(t)]], tf.cast(update, table.dtype)[tf.newaxis])
     return table if rows else table[: record.cells]

@@ -66,9 +66,7 @@ class LoopRecord:
     def discover(self, name, tensor, batched):
         """A `probe` in a time step of this loop, met in the trial run."""
         if name in self._discovered:
-            raise ValueError(
-                f"Two probes of one time step have the name {name!r}. Give each a name of its own."
-            )
+            raise ValueError(f"Two probes of one time step have the name {name!r}. Give each a name of its own.")
         self._discovered[name] = (tensor, batched)
 
     def discover_inner(self, index, output, alias):
@@ -98,24 +96,17 @@ class LoopRecord:
             if index < len(self.inner) - 1:
                 ports[f"inner/{index}"] = self._port(inner)
         for name, (tensor, batched) in self._discovered.items():
-            ports[f"probe/{name}"] = (
-                self._port(tensor) if batched else self._zeros([length, 1], None, tf.float32)
-            )
+            ports[f"probe/{name}"] = self._port(tensor) if batched else self._zeros([length, 1], None, tf.float32)
         self.sources.update(ports)
         unstacked = {key: lists.unstack(port) for key, port in ports.items()}
-        return {key: items for key, (items, _) in unstacked.items()}, {
-            k: spec for k, (_, spec) in unstacked.items()
-        }
+        return {key: items for key, (items, _) in unstacked.items()}, {k: spec for k, (_, spec) in unstacked.items()}
 
     # In a time step.
 
     def tap_states(self, flat, ports):
         """The states that enter a time step."""
         keys = [f"state/{j}" for j in range(len(flat))]
-        return [
-            taps.tap(state, ports[key]) if key in ports else state
-            for key, state in zip(keys, flat, strict=True)
-        ]
+        return [taps.tap(state, ports[key]) if key in ports else state for key, state in zip(keys, flat, strict=True)]
 
     def tap_output(self, output, ports):
         """The output of a time step before a mask acts on it."""
@@ -194,9 +185,7 @@ class LoopRecord:
 
     def _port(self, like):
         shape = tf.concat([[self.length], tf.shape(like)], axis=0)
-        static = tf.TensorShape([self.length if isinstance(self.length, int) else None]).concatenate(
-            like.shape
-        )
+        static = tf.TensorShape([self.length if isinstance(self.length, int) else None]).concatenate(like.shape)
         return self._zeros(shape, static, like.dtype)
 
     def _zeros(self, shape, static_shape, dtype):

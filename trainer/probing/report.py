@@ -132,9 +132,7 @@ def _layer_scalars(sums, found, examples, scale):
         result["zero_fraction"] = tf.math.divide_no_nan(sums["zeros"], sums["elements"])
         result["nonfinite"] = sums["nonfinite"]
     if "cut_off" in sums:
-        result["cut_off"] = (
-            sums["cut_off"] / sums["cut_off_examples"] * (tf.cast(examples, tf.float32) / scale)
-        )
+        result["cut_off"] = sums["cut_off"] / sums["cut_off_examples"] * (tf.cast(examples, tf.float32) / scale)
     return result
 
 

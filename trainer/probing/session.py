@@ -43,9 +43,7 @@ class ProbeSession:
         tape: the tape to use, if it watches nothing by itself (`watch_accessed_variables=False`).
     """
 
-    def __init__(
-        self, layers=(), *, weights=True, full=False, per_example=False, capacity=None, batch=None, tape=None
-    ):
+    def __init__(self, layers=(), *, weights=True, full=False, per_example=False, capacity=None, batch=None, tape=None):
         if weights not in (True, False, "full"):
             raise ValueError(f"`weights` is {weights!r}; it must be True, False or 'full'.")
         self._weights = {True: "norms", False: None, "full": "full"}[weights]
@@ -97,9 +95,7 @@ class ProbeSession:
         self._reached[id(layer)] = count = self._reached.get(id(layer), 0) + 1
         name = self._names[id(layer)]
         errors.refuse_loop(f"The layer {name!r}", errors.check_place(f"The layer {name!r}", self._graph))
-        cells = {
-            cell.name: (len(_flat_size(cell)), cell.trainable_variables) for cell in inner_cells(layer.cell)
-        }
+        cells = {cell.name: (len(_flat_size(cell)), cell.trainable_variables) for cell in inner_cells(layer.cell)}
         return self._add_loop(
             name if count == 1 else f"{name}_call_{count}",
             layout_of(layer),
@@ -128,9 +124,7 @@ class ProbeSession:
         kinds = errors.check_place(f"`probe({name!r}, ...)`", self._graph)
         if name not in self._probes:
             if name in self._loops:
-                raise ValueError(
-                    f"`probe({name!r}, ...)` has the name of a probed layer. Give it another name."
-                )
+                raise ValueError(f"`probe({name!r}, ...)` has the name of a probed layer. Give it another name.")
             self._probes[name] = probes.ProbeRecord(name, batched, len(t), self._capacity_of(name, len(t)))
         record = self._probes[name]
         record.check(batched, len(t))

@@ -45,7 +45,7 @@ def loop_products(record, gradients):
     valid = None if record.valid is None else measure.in_input_time(record, record.valid)
     found = {}
     for group in record.groups:
-        flows = [[] if own is None else measure.flow(record, group, own).total for own in gradients]
+        flows = [[] if own is None else measure.state_gradients(record, group, own) for own in gradients]
         product = tf.add_n([_products(state, valid) for state in _align(flows)])
         found[group.name] = tf.reverse(product, [2]) if record.layout.go_backwards else product
     if len(found) > 1:

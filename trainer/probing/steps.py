@@ -63,9 +63,7 @@ class StepRecord(LoopRecord):
         return any(gradient is not None for gradient in gradients.values())
 
     def translate(self, gradients):
-        found = {key: value for key, value in gradients.items() if key.startswith("final/")} | self._arriving(
-            gradients
-        )
+        found = {key: value for key, value in gradients.items() if key.startswith("final/")} | self._arriving(gradients)
         arriving = self._unstack_arriving(found)
         # Doubled, and halved below, which is exact: were these the very operations of the training gradient,
         # TensorFlow would merge the two, and might then sum the latter in another order.

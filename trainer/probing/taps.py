@@ -9,7 +9,7 @@ import tensorflow as tf
 
 # Up to this many elements the norm of a weight's gradient is taken in float64 at once; a cast of a larger one
 # costs.
-_SMALL = 16_384
+_SMALL = 4_096
 # Squares below this are not trusted in float32: the smallest normal number is 1.2e-38.
 _TINY = 1e-30
 
@@ -53,7 +53,7 @@ def norms_at(port, tensors):
 
         return [tf.identity(tensor) for tensor in tensors], gradient
 
-    return branches(port, *[tf.stop_gradient(tensor) for tensor in tensors])
+    return branches(port, *tensors)
 
 
 def sums_at(port, tensor):
@@ -68,7 +68,7 @@ def sums_at(port, tensor):
 
         return tf.identity(tensor), gradient
 
-    return branch(port, tf.stop_gradient(tensor))
+    return branch(port, tensor)
 
 
 def stack_norms(tensors, dtype=tf.float32):
@@ -78,9 +78,7 @@ def stack_norms(tensors, dtype=tf.float32):
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     is_large = [(tensor.shape.num_elements() or 0) > _SMALL for tensor in tensors]
     large = iter(_large_energies([tensor for tensor, big in zip(tensors, is_large, strict=True) if big]))
-    energies = [
-        next(large) if big else _energy(tensor) for tensor, big in zip(tensors, is_large, strict=True)
-    ]
+    energies = [next(large) if big else _energy(tensor) for tensor, big in zip(tensors, is_large, strict=True)]
     return tf.cast(tf.sqrt(2.0 * tf.stack(energies)), dtype)
 
 
@@ -92,7 +90,7 @@ def _large_energies(tensors):
     if not tensors:
         return []
     quick = tf.stack([tf.nn.l2_loss(tf.cast(tensor, tf.float32)) for tensor in tensors])
-    trusted = tf.reduce_all((quick > _TINY) & tf.math.is_finite(quick))
+    trusted = tf.reduce_min(quick) > _TINY
     energies = tf.cond(
         trusted,
         lambda: tf.cast(quick, tf.float64),

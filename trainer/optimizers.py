@@ -1,0 +1,104 @@
+"""Several optimizers as one, each for its own variables; and an optimizer that learns of more variables."""
+
+import re
+
+import keras
+
+from trainer.state import raw
+
+
+class OptimizerGroup:
+    """Optimizers by the paths of the variables they train: per-layer learning rates, parts without weight decay.
+
+    `Trainer(model, {"encoder/.*": Adam(1e-4), ".*": Adam(1e-3)})` makes one. A variable goes to the first pattern that
+    its path matches from the beginning.
+
+    Args:
+        optimizers: {regular expression: Keras optimizer}.
+    """
+
+    def __init__(self, optimizers):
+        self._optimizers = dict(optimizers)
+        self.built = False
+        self._assigned = {}
+
+    def build(self, variables):
+        parts = {pattern: [] for pattern in self._optimizers}
+        for variable in variables:
+            pattern = next((p for p in self._optimizers if re.match(p, variable.path)), None)
+            if pattern is None:
+                raise ValueError(
+                    f"No optimizer is given for {variable.path!r}: it matches none of {list(self._optimizers)}. "
+                    'Add a last pattern ".*" for all others.'
+                )
+            parts[pattern].append(variable)
+            self._assigned[id(raw(variable))] = pattern
+        unused = [pattern for pattern, part in parts.items() if not part]
+        if unused:
+            paths = [variable.path for variable in variables]
+            raise ValueError(
+                f"The patterns {unused} match no variable, or only such that an earlier pattern takes. The variables are "
+                f"{paths}. Correct or remove them."
+            )
+        for pattern, part in parts.items():
+            self._optimizers[pattern].build(part)
+        self.built = True
+
+    def apply(self, gradients, variables):
+        pairs = list(zip(gradients, variables, strict=True))
+        for pattern, optimizer in self._optimizers.items():
+            own = [(g, v) for g, v in pairs if self._assigned[id(raw(v))] == pattern]
+            optimizer.apply([g for g, _ in own], [v for _, v in own])
+
+    @property
+    def variables(self):
+        return [variable for optimizer in self._optimizers.values() for variable in optimizer.variables]
+
+    @property
+    def iterations(self):
+        return next(iter(self._optimizers.values())).iterations
+
+    @property
+    def learning_rate(self):
+        """That of the last pattern, the general one."""
+        return list(self._optimizers.values())[-1].learning_rate
+
+    @property
+    def learning_rates(self):
+        """{pattern: learning rate}."""
+        return {pattern: optimizer.learning_rate for pattern, optimizer in self._optimizers.items()}
+
+    def values(self):
+        return list(self._optimizers.values())
+
+
+def trained_by(optimizer):
+    """The variables an optimizer was built for. (Keras keeps the list in a private attribute only.)"""
+    return list(optimizer._trainable_variables)
+
+
+def extended(optimizer, variables):
+    """An optimizer for more variables, which goes on where the given one is for those it knows.
+
+    A Keras optimizer cannot learn of variables after it was built: a new one is made and the moments are copied.
+    """
+    known = {id(raw(variable)): index for index, variable in enumerate(trained_by(optimizer))}
+    if all(id(raw(variable)) in known for variable in variables):
+        return optimizer
+    if isinstance(optimizer, OptimizerGroup):
+        raise ValueError(
+            "Layers were unfrozen that the optimizers were not built for. With several optimizers by pattern, make a new "
+            "trainer, or unfreeze before the first `fit`."
+        )
+    everything = [*trained_by(optimizer), *(v for v in variables if id(raw(v)) not in known)]
+    new = type(optimizer).from_config(optimizer.get_config())
+    new.build(everything)
+    new.iterations.assign(optimizer.iterations)
+    if isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable):
+        new.learning_rate.assign(optimizer.learning_rate)
+    for name, slots in vars(optimizer).items():
+        if isinstance(slots, list) and len(slots) == len(known) and name != "_trainable_variables":
+            for old, copy in zip(slots, getattr(new, name), strict=False):
+                if isinstance(old, keras.Variable):
+                    copy.assign(old)
+    return new
