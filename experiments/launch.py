@@ -78,7 +78,7 @@ def run(config, build, *, name="experiment", doc="", show=True):
         building.prepare_process(config)
         workdir = Workdir(config, name) if config.workdir else None
         with building.make_strategy(config).scope():
-            experiment = _limited(build(config), config)
+            experiment = limited(build(config), config)
         if config.init_from and not (workdir and workdir.resuming):
             starting.warm_start(experiment, config.init_from)
         with workdir.session(experiment.eval_dataset is not None) if workdir else contextlib.nullcontext():
@@ -150,7 +150,7 @@ def _shortened(config, directory):
     )
 
 
-def _limited(experiment, config):
+def limited(experiment, config):
     """The experiment with its datasets cut as `--overfit_batches` and `--limit_eval_batches` say."""
     dataset, eval_dataset = experiment.dataset, experiment.eval_dataset
     if config.overfit_batches:

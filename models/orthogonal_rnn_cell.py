@@ -7,8 +7,9 @@ import tensorflow as tf
 def reflect(hidden, vectors):
     """`hidden` [batch, units] times the orthogonal matrix I − V S⁻¹ Vᵀ.
 
-    S is VᵀV without what is below its diagonal and with half of what is on it. That is the product of the Householder reflections of V's columns (the compact WY form), exactly orthogonal
-    for every V [units, reflections] whose columns are not zero.
+    S is VᵀV without what is below its diagonal and with half of what is on it. That is the product of the Householder
+    reflections of V's columns (the compact WY form), exactly orthogonal for every V [units, reflections] whose columns
+    are not zero.
     """
     gram = tf.matmul(vectors, vectors, transpose_a=True)
     upper = tf.linalg.band_part(gram, 0, -1) - 0.5 * tf.linalg.diag(tf.linalg.diag_part(gram))
@@ -31,19 +32,23 @@ class OrthogonalRNNCell(keras.layers.Layer):
     Args:
         units: size of the state.
         reflections: how many; `units` of them reach every orthogonal matrix, fewer are cheaper.
+        start: Q before training: the "identity" (the state is kept) or "random" (it is mixed).
     """
 
-    def __init__(self, units, reflections=16, **options):
+    def __init__(self, units, reflections=16, start="identity", **options):
         super().__init__(**options)
         if units < 1 or reflections < 1:
             raise ValueError(f"`units` is {units} and `reflections` is {reflections}; both must be at least 1.")
+        if start not in ("identity", "random"):
+            raise ValueError(f"`start` is {start!r}; it must be 'identity' or 'random'.")
+        self.start = start
         self.units = self.state_size = self.output_size = units
         self.reflections = reflections
 
     def build(self, input_shape):
         shape = (self.units, min(self.reflections, self.units))
         self.kernel = self.add_weight(shape=(input_shape[-1], self.units), initializer="glorot_uniform", name="kernel")
-        self.vectors = self.add_weight(shape=shape, initializer="random_normal", name="vectors")
+        self.vectors = self.add_weight(shape=shape, initializer=self._vectors, name="vectors")
         self.bias = self.add_weight(shape=(self.units,), initializer="zeros", name="bias")
 
     def call(self, inputs, states, training=False):
@@ -58,4 +63,12 @@ class OrthogonalRNNCell(keras.layers.Layer):
         return [keras.ops.zeros((batch_size, self.units), dtype=self.compute_dtype)]
 
     def get_config(self):
-        return {**super().get_config(), "units": self.units, "reflections": self.reflections}
+        return {**super().get_config(), "units": self.units, "reflections": self.reflections, "start": self.start}
+
+    def _vectors(self, shape, dtype=None):
+        vectors = keras.random.normal(shape, dtype=dtype)
+        if self.start == "random":
+            return vectors
+        # The same reflection twice is the identity; an odd one out remains a reflection.
+        pairs = shape[1] // 2
+        return tf.concat([tf.repeat(vectors[:, :pairs], 2, axis=1), vectors[:, 2 * pairs :]], axis=1)

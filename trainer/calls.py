@@ -1,6 +1,7 @@
 """The host's side of the traced update: several updates per call, and what to do when a call ends early."""
 
 import math
+import re
 import warnings
 
 import tensorflow as tf
@@ -139,6 +140,8 @@ class TrainCalls:
                 raise
             status = _ENDED
         except tf.errors.InvalidArgumentError as error:
+            if "A label of loss" in error.message:
+                raise ValueError(re.search(r"A label of loss[^\]]*", error.message)[0].replace("\\", "")) from None
             if END_OF_DATA not in error.message and NONFINITE not in error.message:
                 raise
             status = _ENDED if END_OF_DATA in error.message else _NONFINITE

@@ -273,6 +273,7 @@ class Fitting:
         if self._workdir is None:
             return False
         self._store = persistence.open_store(self._workdir)
+        self._source.checkpointable()  # warns before the first step
         resumed = persistence.restore(self._trainer, self._source, self._store)
         resume_step = self._trainer.host_step
         if resumed:

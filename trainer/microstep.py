@@ -125,7 +125,7 @@ class MicroStep:
         probing = contextlib.nullcontext() if session is None else session
         with scope, self._owner.collecting_logs() as logged:
             with probing:
-                losses = dict(self._compute_losses(batch, True))
+                losses = self._compute_losses(batch, True)
             model_losses = list(getattr(self._owner.model, "losses", ()))
         examples = batches.count_examples(batch)
         terms = objective.make_terms(_with_regularization(losses, model_losses), examples)
@@ -223,7 +223,7 @@ def safe_mean(term):
 
 
 def _with_regularization(losses, model_losses):
-    if not model_losses:
+    if not model_losses or not isinstance(losses, dict):
         return losses
     if objective.REGULARIZATION in losses:
         raise ValueError(
@@ -264,7 +264,7 @@ def forward_only(hook, owner, batch, session=None):
     scope = ForwardScope(mapped, [tf.convert_to_tensor(raw(variable)) for variable in mapped])
     with scope, owner.collecting_logs() as logged:
         with contextlib.nullcontext() if session is None else session:
-            losses = dict(hook(batch))
+            losses = hook(batch)
         model_losses = list(getattr(owner.model, "losses", ()))
     examples = batches.count_examples(batch)
     terms = objective.make_terms(_with_regularization(losses, model_losses), examples)

@@ -39,6 +39,44 @@ class WeightCache:
         return self._products[key][0]
 
 
+def check_pair(name, loss, target, output):
+    """Complains about a target that cannot belong to an output, where that can be known when tracing.
+
+    Returns the target; labels out of range are an error when the update runs, which costs a comparison.
+    """
+    if not tf.is_tensor(output) or not tf.is_tensor(target):
+        return target
+    if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
+        classes = output.shape[-1]
+        return target if classes is None else _in_range(name, target, classes)
+    known = isinstance(loss, keras.losses.Loss) and target.shape.rank == output.shape.rank and target.shape.rank
+    if known and type(loss).__module__.startswith("keras.") and not _broadcast(target.shape, output.shape):
+        raise ValueError(
+            f"The loss {name!r} has a target of shape {target.shape} and an output of shape {output.shape}; they must "
+            "agree. Check the model's last layer, or the order of the parts of a batch: (inputs, targets)."
+        )
+    return target
+
+
+def _broadcast(first, second):
+    return all(a is None or b is None or a == b or 1 in (a, b) for a, b in zip(first, second, strict=True)) and not (
+        first[-1] is not None and second[-1] is not None and first[-1] != second[-1]
+    )
+
+
+def _in_range(name, labels, classes):
+    lowest, highest = tf.reduce_min(labels), tf.reduce_max(labels)
+    worst = tf.where(lowest < 0, lowest, highest)
+    message = tf.strings.format(
+        f"A label of loss {name!r} is {{}}; the output has {classes} classes, so labels must lie between 0 and "
+        f"{classes - 1}. Check how the labels are made.",
+        worst,
+    )
+    fits = (tf.size(labels) == 0) | ((lowest >= 0) & (highest < tf.cast(classes, labels.dtype)))
+    with tf.control_dependencies([tf.debugging.Assert(fits, [message])]):
+        return tf.identity(labels)
+
+
 def unreduced(loss, targets, outputs):
     """The values of a loss before any reduction. A Keras loss's own reduction is set aside."""
     if isinstance(loss, keras.losses.Loss):
@@ -60,7 +98,12 @@ def apply_losses(losses, model, targets, outputs, sample_weight):
         output = batches.select(outputs, name, names, "loss", "output")
         target = batches.select(targets, name, names, "loss", "target")
         weight = batches.select(sample_weight, name, names, "loss", "sample weight")
-        result = unreduced(loss, target, output)
+        if target is None:
+            raise ValueError(
+                f"The batches have no targets, but the loss {name!r} needs some. Give batches (inputs, targets), or "
+                "override `compute_losses`."
+            )
+        result = unreduced(loss, check_pair(name, loss, target, output), output)
         values, own = result if isinstance(result, tuple) else (result, None)
         mask = keras_mask(output)
         if mask is None and tf.is_tensor(values):

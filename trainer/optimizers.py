@@ -77,6 +77,19 @@ def trained_by(optimizer):
     return list(optimizer._trainable_variables)
 
 
+def check_built_for(optimizer, variables):
+    """Complains about an optimizer that was used with another model."""
+    if isinstance(optimizer, OptimizerGroup) or not optimizer.built:
+        return
+    known = {id(raw(variable)) for variable in trained_by(optimizer)}
+    foreign = [getattr(v, "path", v.name) for v in variables if id(raw(v)) not in known]
+    if foreign:
+        raise ValueError(
+            f"The optimizer was built for other variables; it does not know {foreign}. Make a new optimizer for each "
+            "model: type(optimizer).from_config(optimizer.get_config())."
+        )
+
+
 def extended(optimizer, variables):
     """An optimizer for more variables, which goes on where the given one is for those it knows.
 

@@ -438,6 +438,7 @@ class Trainer:
         optimizer = self.optimizer if optimizer is None else arguments.check_optimizer(optimizer)
         weights = self.loss_weights if loss_weights is None and not name else objective.LossWeights(loss_weights, self.make_variable)
         combiner = self.combiner if not name else losses_package.WeightedSum()
+        optimizers.check_built_for(optimizer, listed())
         if not optimizer.built:
             with creating_variables(self.strategy):
                 optimizer.build(listed())

@@ -36,10 +36,10 @@ def warm_start(model, source):
     """
     if not isinstance(source, keras.Model):
         source = _load(os.fspath(source))
-    offered = {_key(variable): variable for variable in source.weights}
+    offered = {_key(variable, source): variable for variable in source.weights}
     matched, missing, mismatched = [], [], []
     for variable in model.weights:
-        other = offered.pop(_key(variable), None)
+        other = offered.pop(_key(variable, model), None)
         if other is None:
             missing.append(variable.path)
         elif tuple(other.shape) != tuple(variable.shape):
@@ -55,9 +55,9 @@ def warm_start(model, source):
     return WarmStart(matched, missing, mismatched, [variable.path for variable in offered.values()])
 
 
-def _key(variable):
-    """The path without the model's own name, which is made up by Keras as a rule."""
-    return variable.path.split("/", 1)[-1]
+def _key(variable, model):
+    """The path without the model's own name, which Keras makes up as a rule, and leaves out in a loaded model."""
+    return variable.path.removeprefix(model.name + "/")
 
 
 def _load(path):

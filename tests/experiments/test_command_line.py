@@ -23,7 +23,9 @@ def test_without_flags_the_defaults_hold():
 
 
 def test_flags_become_a_config():
-    config = parse("--slope=-2.5", "--steps=1e2", "--clip_norm=none", "--jit_compile", "--nodeterministic", "--seed", "3")
+    config = parse(
+        "--slope=-2.5", "--steps=1e2", "--clip_norm=none", "--jit_compile", "--nodeterministic", "--seed", "3"
+    )
     assert config == Config(slope=-2.5, steps=100, clip_norm=None, jit_compile=True, seed=3)
 
 

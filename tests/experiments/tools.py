@@ -60,7 +60,9 @@ def kept(**options):
 def copied_package(directory, **files):
     """A directory whose `experiments` has further files {name: source}. Returns the environment to run in it."""
     ignored = shutil.ignore_patterns("__pycache__")
-    package = shutil.copytree(os.path.join(REPOSITORY, "experiments"), os.path.join(directory, "experiments"), ignore=ignored)
+    package = shutil.copytree(
+        os.path.join(REPOSITORY, "experiments"), os.path.join(directory, "experiments"), ignore=ignored
+    )
     for name, source in files.items():
         with open(os.path.join(package, f"{name}.py"), "w") as file:
             file.write(source)

@@ -34,7 +34,7 @@ def examples(record, group, gradients, factor, full=False):
         full: keep λ_t itself, too.
     """
     last = _last_valid(record)
-    arriving = _arriving(record, group, gradients, last)
+    arriving = _arriving(group, gradients, last)
     total, sent = _state_rows(group, gradients, arriving)
     squares = {
         "state": tf.add_n([rows.squares for rows, _ in total]),
@@ -67,10 +67,10 @@ def state_gradients(record, group, gradients):
     """λ of each state of a group, and of the output if that is none of them: [time, batch, ...] by
     iteration.
     """
-    arriving = _arriving(record, group, gradients, _last_valid(record))
+    arriving = _arriving(group, gradients, _last_valid(record))
     found = []
     for j in group.states:
-        later = _shift(tf.reverse(gradients[f"state/{j}"], [0]), gradients.get(f"final/{j}"))
+        later = _shift(tf.reverse(gradients[f"state/{j}"], [0]), _end(group, j, gradients))
         found.append(later + arriving if j == group.alias and arriving is not None else later)
     return found + ([arriving] if group.alias is None and arriving is not None else [])
 
@@ -82,21 +82,28 @@ def _state_rows(group, gradients, arriving):
     """
     total, sent = [], []
     for j in group.states:
-        back, final = gradients[f"state/{j}"], gradients.get(f"final/{j}")
-        sent.append(Rows(*[tf.reverse(value, [0]) for value in _rows(back)[:2]], _rows_size(back)))
+        back, end = gradients[f"state/{j}"], _end(group, j, gradients)
+        squares, zeros, size = _rows(back)
+        sent.append(Rows(tf.reverse(squares, [0]), tf.reverse(zeros, [0]), size))
         if j == group.alias and arriving is not None:
-            later = tf.reverse(back, [0])
-            end = arriving[-1:] if final is None else arriving[-1:] + final[tf.newaxis]
-            rows, end_rows = _rows(later[1:] + arriving[:-1]), _rows(end)
-            rows = [tf.concat(pair, axis=0) for pair in zip(rows[:2], end_rows[:2], strict=True)]
-            total.append((Rows(*rows, sent[-1].size), True))
+            end = arriving[-1:] if end is None else arriving[-1:] + end[tf.newaxis]
+            parts = zip(_rows(tf.reverse(back[:-1], [0]) + arriving[:-1])[:2], _rows(end)[:2], strict=True)
+            total.append((Rows(*[tf.concat(pair, axis=0) for pair in parts], size), True))
         else:
-            end = None if final is None else _rows(final[tf.newaxis])
-            rows = [_shift(value, None if end is None else end[i][0]) for i, value in enumerate(sent[-1][:2])]
-            total.append((Rows(*rows, sent[-1].size), final is not None))
+            end_rows = (None, None) if end is None else [rows[0] for rows in _rows(end[tf.newaxis])[:2]]
+            shifted = [_shift(rows, last) for rows, last in zip(sent[-1][:2], end_rows, strict=True)]
+            total.append((Rows(*shifted, size), end is not None))
     if group.alias is None and arriving is not None:
         total.append((_rows(arriving), True))
     return total, sent
+
+
+def _end(group, j, gradients):
+    """The gradient that arrives at a state after the last iteration, or None."""
+    final, last = gradients.get(f"final/{j}"), gradients.get("last") if j == group.alias else None
+    if group.external != "last" or last is None:
+        return final
+    return last if final is None else final + last
 
 
 def _rows(tensor):
@@ -110,20 +117,18 @@ def _rows_size(tensor):
 
 
 def _external_squares(group, gradients, arriving, last, like):
-    """[time, batch]: what arrives at the outputs, and at each example's last time step from its final
-    states.
-    """
-    parts = []
+    """[time, batch]: what arrives at the outputs, and at each example's last time step from its final states."""
+    squares = []
     for j in group.states:
-        final = gradients.get(f"final/{j}")
-        part = arriving if j == group.alias else None
-        if final is not None:
-            at_end = tf.where(_expand(last, final[tf.newaxis]), final[tf.newaxis], tf.zeros_like(final))
-            part = at_end if part is None else part + at_end
-        parts.append(part)
-    if group.alias is None:
-        parts.append(arriving)
-    squares = [taps.row_squares(part, 2) for part in parts if part is not None]
+        end, part = _end(group, j, gradients), arriving if j == group.alias else None
+        if end is not None and part is not None:
+            part = part + tf.where(_expand(last, end[tf.newaxis]), end[tf.newaxis], tf.zeros_like(end))
+        if part is not None:
+            squares.append(taps.row_squares(part, 2))
+        elif end is not None:
+            squares.append(tf.where(last, taps.row_squares(end[tf.newaxis], 2), tf.zeros([], tf.float64)))
+    if group.alias is None and arriving is not None:
+        squares.append(taps.row_squares(arriving, 2))
     return tf.add_n(squares) if squares else tf.zeros_like(like)
 
 
@@ -157,12 +162,14 @@ def variable_names(variables):
         depth += 1
 
 
-def _arriving(record, group, gradients, last):
-    """The gradient that arrives at the output of each iteration, or None if no loss depends on it."""
+def _arriving(group, gradients, last):
+    """The gradient that arrives at the output of each iteration; None if no loss depends on it, or only at the end."""
     gradient = gradients.get(group.external)
     if gradient is None or group.external == "outputs":
         return gradient
     if group.external == "last":
+        if group.alias is not None:
+            return None  # it is in `_end`
         gradient = gradient[tf.newaxis]
         return tf.where(_expand(last, gradient), gradient, tf.zeros_like(gradient))
     return tf.reverse(gradient, [0])

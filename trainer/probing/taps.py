@@ -7,6 +7,8 @@ the port.
 
 import tensorflow as tf
 
+from trainer.probing import internals
+
 # Up to this many elements the norm of a weight's gradient is taken in float64 at once; a cast of a larger one
 # costs.
 _SMALL = 4_096
@@ -101,10 +103,22 @@ def _large_energies(tensors):
 
 def row_norms(tensor, axis):
     """The norm over all axes from `axis` on, in float32, of squares taken in float64."""
-    return tf.cast(tf.sqrt(row_squares(tensor, axis)), tf.float32)
+    return tf.cast(tf.sqrt(_row_squares64(tensor, axis)), tf.float32)
 
 
 def row_squares(tensor, axis):
-    axes = list(range(axis, tensor.shape.rank))
+    """Sums of squares over all axes from `axis` on, in float64. For large tensors, outside of loops."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    if tensor.dtype.size != 4 or axis == tensor.shape.rank or (graph is not None and internals.in_xla(graph)):
+        return _row_squares64(tensor, axis)  # XLA fuses the cast
+    quick = tf.math.reduce_euclidean_norm(tensor, axis=list(range(axis, tensor.shape.rank)))
+    return tf.cond(
+        tf.reduce_min(quick) > _TINY**0.5,
+        lambda: tf.square(tf.cast(quick, tf.float64)),
+        lambda: _row_squares64(tensor, axis),
+    )
+
+
+def _row_squares64(tensor, axis):
     squares = tf.square(tf.cast(tensor, tf.float64))
-    return tf.reduce_sum(squares, axis=axes) if axes else squares
+    return tf.reduce_sum(squares, axis=list(range(axis, tensor.shape.rank)))

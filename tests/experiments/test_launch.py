@@ -1,0 +1,192 @@
+"""Launching in this process: what the common flags do."""
+
+import dataclasses
+import glob
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from experiments import building, closing, launch
+from experiments.workdirs import Refused
+from losses import GradNorm
+from tests.experiments import tools
+from tests.experiments.tools import Config, kept, run
+
+
+def test_common_flags_reach_the_trainer():
+    config = Config(
+        accumulation_steps=2,
+        clip_norm=0.5,
+        ema_decay=0.9,
+        probe_every=3,
+        jit_compile=True,
+        combiner="gradnorm",
+        combiner_args="alpha=0.5",
+        loss_weights="error=2",
+    )
+    made = launch.trainer_options(config, {"error": 1.0, "penalty": 0.1})
+    combiner = made.pop("combiner")
+    assert isinstance(combiner, GradNorm) and combiner.alpha == 0.5
+    assert made == {
+        "accumulation_steps": 2,
+        "clip_norm": 0.5,
+        "ema_decay": 0.9,
+        "probe_every": 3,
+        "jit_compile": True,
+        "run_eagerly": False,
+        "loss_weights": {"error": 2.0, "penalty": 0.1},
+    }
+
+
+def test_eager_runs_are_not_compiled():
+    made = launch.trainer_options(Config(jit_compile=True, run_eagerly=True))
+    assert made["run_eagerly"] and not made["jit_compile"]
+
+
+@pytest.mark.parametrize("name", building.OPTIMIZERS)
+def test_every_optimizer_can_be_made(name):
+    optimizer = launch.optimizer(Config(optimizer=name, learning_rate=0.25))
+    assert float(optimizer.learning_rate) == 0.25
+    assert isinstance(optimizer, keras.optimizers.SGD) == (name in ("sgd", "momentum"))
+
+
+def test_the_learning_rate_follows_its_schedule():
+    config = Config(learning_rate=2.0, learning_rate_schedule="cosine", warmup_steps=4, steps=14)
+    schedule = building.learning_rate(config)
+    expected = [0.5, 1.0, 1.5, 2.0]
+    expected += [2.0 * (0.01 + 0.99 * 0.5 * (1 + np.cos(np.pi * t / 10))) for t in range(11)]
+    np.testing.assert_allclose([float(schedule(step)) for step in range(15)], expected, rtol=1e-5)
+    constant = building.learning_rate(dataclasses.replace(config, learning_rate_schedule="constant"))
+    np.testing.assert_allclose([float(constant(step)) for step in (0, 3, 4, 100)], [0.5, 2.0, 2.0, 2.0])
+    assert building.learning_rate(Config(learning_rate=0.5)) == 0.5
+
+
+def test_a_schedule_is_part_of_a_saved_optimizer():
+    config = Config(learning_rate=2.0, learning_rate_schedule="cosine", warmup_steps=4, steps=14)
+    saved = keras.optimizers.serialize(launch.optimizer(config))
+    again = keras.optimizers.deserialize(saved)
+    assert again.get_config()["learning_rate"] == launch.optimizer(config).get_config()["learning_rate"]
+    np.testing.assert_array_equal([float(again._learning_rate(step)) for step in range(15)], expected)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not():
+    assert run(seed=3) == run(seed=3) != run(seed=4)
+
+
+def test_a_fast_run_does_everything_and_keeps_nothing(tmp_path, capsys):
+    seen = []
+
+    def build(config):
+        seen.append(config)
+        return tools.build(config)
+
+    config = Config(workdir=str(tmp_path / "kept"), steps=10_000, fast_dev_run=True, eval_every=5000)
+    launch.run(config, build, name="line")
+    assert not os.listdir(tmp_path) and not os.path.exists(seen[0].workdir)
+    assert (seen[0].steps, seen[0].eval_every, seen[0].checkpoint_every) == (4, 2, 2)
+    assert "line: it runs." in capsys.readouterr().out
+
+
+def test_overfitting_trains_and_evaluates_on_the_same_few_batches():
+    config = Config(overfit_batches=2)
+    experiment = launch.limited(tools.build(config), config)
+    x = [batch[0].numpy() for batch in experiment.dataset.take(4)]
+    np.testing.assert_array_equal(x[0], x[2])
+    np.testing.assert_array_equal(x[1], x[3])
+    assert not np.array_equal(x[0], x[1])
+    held_out = [batch[0].numpy() for batch in experiment.eval_dataset]
+    np.testing.assert_array_equal(held_out, x[:2])
+
+
+def test_evaluation_can_be_limited():
+    for limit, count in ((2, 2), (None, 3), (9, 3)):
+        config = Config(limit_eval_batches=limit)
+        assert len(list(launch.limited(tools.build(config), config).eval_dataset)) == count
+
+
+@pytest.mark.parametrize("path", ["", "model.weights.h5", "model.keras"])
+def test_a_warm_start_takes_the_weights_of_another_run(tmp_path, path):
+    _, source = kept(workdir=str(tmp_path / "source"), steps=20)
+    weights = source.trainer.model.get_weights()
+    results, experiment = kept(init_from=str(tmp_path / "source" / path), learning_rate=1e-12, seed=9)
+    for one, other in zip(weights, experiment.trainer.model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    assert experiment.trainer.host_step == 4
+
+
+def test_a_resumed_run_does_without_the_warm_start(tmp_path):
+    run(workdir=str(tmp_path / "source"), steps=20)
+    options = {"workdir": str(tmp_path / "run"), "init_from": str(tmp_path / "source"), "seed": 1}
+    _, first = kept(**options)
+    before = first.trainer.model.get_weights()
+    _, second = kept(**options, steps=5, learning_rate=1e-12)
+    np.testing.assert_allclose(second.trainer.model.get_weights()[0], before[0], atol=1e-6)
+
+
+def test_a_warm_start_from_nothing_is_refused(tmp_path):
+    with pytest.raises(Refused, match="`init_from` is .*nowhere', where no weights are; it must be the workdir of a"):
+        run(init_from=str(tmp_path / "nowhere"))
+
+
+def test_a_warm_start_from_another_model_is_refused(tmp_path):
+    run(workdir=str(tmp_path), features=2)
+    with pytest.raises(Refused, match="`init_from` is .*model.weights.h5', which does not fit this model"):
+        run(init_from=str(tmp_path))
+
+
+def test_a_profile_is_written(tmp_path):
+    results = run(workdir=str(tmp_path), profile="2-3")
+    assert glob.glob(str(tmp_path / "train" / "plugins" / "profile" / "*" / "*.xplane.pb"))
+    assert results == run()  # looking changes nothing
+
+
+def test_precision_is_that_of_the_model():
+    try:
+        _, experiment = kept(precision="mixed_bfloat16")
+        assert experiment.trainer.model.get_layer("line").compute_dtype == "bfloat16"
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_datasets_can_be_checkpointed():
+    """The position in the data is part of a checkpoint: a warning that it cannot be would be an error here."""
+    iterator = iter(tools.data(Config()))
+    assert tf.train.Checkpoint(iterator=iterator).write is not None
+    assert kept()[1].trainer.sources
+
+
+def test_the_closing_table():
+    outcome = closing.Outcome({"loss": 0.25, "error": 0.25, "accuracy": 0.5}, 4, 3, 1.5, 2.0)
+    goals = (launch.Goal("error", below=0.5, baseline=1.0), launch.Goal("accuracy", above=0.9))
+    doc = "A line.\n\nExpect an error\nbelow 0.5.\n\nMore."
+    text = closing.table(Config(workdir="runs/my run", seed=5), "line", doc, goals, outcome)
+    assert text.split("\n") == [
+        "",
+        "line after 4 steps",
+        "            reached  expected",
+        "  loss      0.25",
+        "  error     0.25     < 0.5 reached      baseline: 1",
+        "  accuracy  0.5      > 0.9 NOT reached",
+        "  3 updates in 2 s, 2.0 steps per second",
+        "  Expect an error below 0.5.",
+        "  tensorboard --logdir 'runs/my run'",
+    ]
+    changed = closing.table(Config(slope=1.0), "line", doc, goals, outcome)
+    assert "(the expectation is for the default flags; this run had --slope=1.0)" in changed
+    assert "nothing was kept; --workdir=" in changed
+
+
+def test_a_goal_has_one_limit():
+    with pytest.raises(ValueError, match="Goal 'error' needs exactly one of `below` and `above`"):
+        launch.Goal("error")
+
+
+def test_an_experiment_without_evaluation_ends_with_its_training_losses(tmp_path):
+    def build(config):
+        return dataclasses.replace(tools.build(config), eval_dataset=None, goals=())
+
+    results = launch.run(Config(workdir=str(tmp_path), eval_every=2), build, name="line", show=False)
+    assert set(results) == {"loss", "error"}
