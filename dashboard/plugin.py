@@ -6,6 +6,7 @@ server is multi-threaded: nothing about a request is kept on `self`.
 
 import functools
 import gzip
+import hashlib
 import pathlib
 
 import numpy as np
@@ -22,6 +23,7 @@ DEFAULT_SAMPLES = 1000
 PAYLOAD_CACHE_BYTES = 16 * 2**20
 STATIC_DIRECTORY = pathlib.Path(__file__).parent / "static"
 MIME_TYPES = {".js": "text/javascript", ".css": "text/css"}
+STATIC_EXPIRES_SECS = 86_400
 BINARY = "application/octet-stream"
 
 
@@ -53,6 +55,7 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
         super().__init__(context)
         self._reader = SeriesReader(context.data_provider)
         self._payloads = BoundedCache(PAYLOAD_CACHE_BYTES)
+        self._static, self._entry = _static_routes()
 
     def get_plugin_apps(self):
         routes = {
@@ -62,11 +65,7 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
             "/matrix": self._serve_matrix,
             "/csv": self._serve_csv,
         }
-        # One exact route per file that ships with the package: no path of a request reaches the disk.
-        for path in sorted(STATIC_DIRECTORY.glob("*")):
-            if path.suffix in MIME_TYPES:
-                body, mime_type = gzip.compress(path.read_bytes(), mtime=0), MIME_TYPES[path.suffix]
-                routes[f"/static/{path.name}"] = functools.partial(_serve_static, mime_type, body)
+        routes.update(self._static)
         return routes
 
     def is_active(self):
@@ -74,7 +73,7 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
         return False
 
     def frontend_metadata(self):
-        return base_plugin.FrontendMetadata(es_module_path="/static/index.js", tab_name="Gradient Flow")
+        return base_plugin.FrontendMetadata(es_module_path=self._entry, tab_name="Gradient Flow")
 
     @wrappers.Request.application
     def _serve_tags(self, request):
@@ -202,9 +201,27 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
         return rows, int(np.abs(rows.steps - step).argmin())
 
 
+def _static_routes():
+    """Returns ({route: app}, the entry module's route) of the files that ship with the package.
+
+    One exact route per file: no path of a request reaches the disk. The folder is named after what is in the
+    files, so that a browser may keep them and still never mixes two versions.
+    """
+    paths = sorted(path for path in STATIC_DIRECTORY.glob("*") if path.suffix in MIME_TYPES)
+    contents = {path: path.read_bytes() for path in paths}
+    folder = f"/static/{hashlib.sha256(b''.join(contents.values())).hexdigest()[:12]}"
+    routes = {
+        f"{folder}/{path.name}": functools.partial(
+            _serve_static, MIME_TYPES[path.suffix], gzip.compress(content, mtime=0)
+        )
+        for path, content in contents.items()
+    }
+    return routes, f"{folder}/index.js"
+
+
 @wrappers.Request.application
 def _serve_static(mime_type, body, request):
-    return http_util.Respond(request, body, mime_type, content_encoding="gzip")
+    return http_util.Respond(request, body, mime_type, content_encoding="gzip", expires=STATIC_EXPIRES_SECS)
 
 
 def _respond_binary(request, body):

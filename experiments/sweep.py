@@ -50,7 +50,8 @@ def main(arguments):
     except ValueError as error:
         raise app.UsageError(str(error)) from None
     workdir = options.workdir or os.path.join("runs", f"sweep_{options.experiment}")
-    runs = [Run(options.experiment, workdir, settings, arguments[1:]) for settings in combinations]
+    program = [sys.executable, "-m", f"experiments.{options.experiment}"]
+    runs = [Run(program, workdir, settings, arguments[1:]) for settings in combinations]
     execute(runs, options.jobs)
     print(table(runs, options.metric, options.maximize))
     print(f"tensorboard --logdir {workdir}")
@@ -81,26 +82,26 @@ class Run:
     """One combination of flags, run as a process of its own.
 
     Args:
-        experiment: its name.
+        program: the command to start, without flags.
         workdir: of the sweep; the run has a directory below it.
         settings: {flag: value} of this combination.
         further: flags that every run gets.
     """
 
-    def __init__(self, experiment, workdir, settings, further=()):
+    def __init__(self, program, workdir, settings, further=()):
         self.settings = settings
         self.name = ",".join(f"{flag}={value}" for flag, value in settings.items()).replace("/", "_") or "run"
         self.path = os.path.join(workdir, self.name)
         self.log = os.path.join(self.path, "log.txt")
         self._flags = [*further, *(f"--{flag}={value}" for flag, value in settings.items())]
-        self._command = [sys.executable, "-m", f"experiments.{experiment}", *self._flags, f"--workdir={self.path}"]
-        self._process = None
+        self._command = [*program, *self._flags, f"--workdir={self.path}"]
+        self.process = None
         self.failure = None  # in words
 
     @property
     def finished(self):
         """Whether the run reached its end with these very flags."""
-        return os.path.exists(self._file(_FINISHED)) and _read(self._file(_COMMAND)) == self._flags
+        return _read(self._file(_FINISHED)) is not None and _read(self._file(_COMMAND)) == self._flags
 
     @property
     def results(self):
@@ -113,13 +114,13 @@ class Run:
         with open(self._file(_COMMAND), "w") as file:
             json.dump(self._flags, file)
         with open(self.log, "a") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 self._command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
             )
 
     def poll(self):
         """Whether the process has ended."""
-        code = self._process.poll()
+        code = self.process.poll()
         if code is None:
             return False
         if code != 0 or not self.finished:
@@ -128,12 +129,12 @@ class Run:
         return True
 
     def stop(self):
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
             try:
-                self._process.wait(timeout=10)
+                self.process.wait(timeout=10)
             except subprocess.TimeoutExpired:
-                self._process.kill()
+                self.process.kill()
 
     def _file(self, name):
         return os.path.join(self.path, name)

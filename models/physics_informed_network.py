@@ -55,7 +55,5 @@ class PhysicsInformedNetwork(keras.Model):
     def _per_dimension(value, dimensions):
         values = [float(v) for v in value] if isinstance(value, list | tuple) else [float(value)] * dimensions
         if len(values) != dimensions:
-            raise ValueError(
-                f"{value} has {len(values)} numbers for {dimensions} dimensions. Give one number or one each."
-            )
+            raise ValueError(f"{value} has {len(values)} numbers for {dimensions} dimensions. Give one, or one each.")
         return values

@@ -10,7 +10,6 @@ from trainer.sources import timed
 from trainer.state import SeveralGroups, StateDiscovered, traced
 from trainer.update import END_OF_DATA, NONFINITE
 
-
 # How a call ended.
 _DONE, _ENDED, _NONFINITE = 0, 1, 2
 

@@ -30,7 +30,12 @@ def all_reduce(tensors):
     """Sums a structure of tensors over the replicas. In a replica context."""
     context = tf.distribute.get_replica_context()
     flat = tf.nest.flatten(tensors)
-    return tf.nest.pack_sequence_as(tensors, context.all_reduce(tf.distribute.ReduceOp.SUM, flat))
+    reduced = dict.fromkeys(range(len(flat)))
+    for dtype in sorted({tensor.dtype for tensor in flat}, key=str):  # tensors of one type travel together
+        own = [index for index, tensor in enumerate(flat) if tensor.dtype == dtype]
+        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[index] for index in own])
+        reduced.update(zip(own, sums, strict=True))
+    return tf.nest.pack_sequence_as(tensors, list(reduced.values()))
 
 
 def divide(gradients, divisors, loss_scale=None):

@@ -1,27 +1,24 @@
 """`Trainer`: the class that people subclass."""
 
 import contextlib
-import functools
-import inspect
 import math
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 import losses as losses_package
-from trainer import arguments, batches, debugging, objective, optimizers, summary, update, weights
+from trainer import arguments, batches, debugging, objective, summary, weights
 from trainer.calls import TrainCalls
+from trainer.engine import Engine
 from trainer.evaluation import Evaluation
 from trainer.fitting import Fitting
 from trainer.inspection import Inspection
 from trainer.ledger import Ledger
-from trainer.scaling import LossScale
-from trainer.state import ForwardState, Tracing, creating_variables, raw
+from trainer.state import ForwardState, Tracing, raw
 from trainer.timesteps import TimestepLog
 
 
-class Trainer:
+class Trainer(Engine):
     """Trains a Keras model by a custom loop, one traced update at a time.
 
     `fit` is this loop, with many updates per call of the traced function:
@@ -55,6 +52,7 @@ class Trainer:
 
     Example:
 
+    >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     >>> trainer = Trainer(model, keras.optimizers.SGD(0.1), {"error": keras.losses.MeanSquaredError()})
     >>> data = tf.data.Dataset.from_tensors((tf.ones([8, 3]), tf.ones([8, 1]))).repeat()
@@ -343,129 +341,5 @@ class Trainer:
             mask = objective.keras_mask(output)
             metric.update_state(target, output, sample_weight=objective.WeightCache().get(mask, weight))
 
-    # ---- Used by the traced update.
 
-    @property
-    def trainable_variables(self):
-        return list(self.model.trainable_variables)
-
-    @property
-    def main(self):
-        """The trainer's own minimizer."""
-        if "" not in self.minimizers:
-            self._make_minimizer("", None, None, None, None)
-        return self.minimizers[""]
-
-    def overrides(self, method):
-        return getattr(type(self), method) is not getattr(Trainer, method)
-
-    def hook(self, method):
-        """A hook, converted by AutoGraph where a subclass wrote it (so that `for t in tf.range(n)` is a loop)."""
-        bound = getattr(self, method)
-        if not self.overrides(method) or self.run_eagerly:
-            return bound
-        return _converted(bound)
-
-    def make_variable(self, value, name):
-        """A variable of the trainer's own: equal on all replicas, not watched by tapes."""
-        with creating_variables(self.strategy):
-            return tf.Variable(
-                value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
-            )
-
-    @property
-    def replicas(self):
-        return self.strategy.num_replicas_in_sync
-
-    def read_state(self):
-        return [tf.convert_to_tensor(raw(variable)) for variable in self.forward_state.variables()]
-
-    @contextlib.contextmanager
-    def collecting_logs(self):
-        self.tracing.logs.append({})
-        try:
-            yield self.tracing.logs[-1]
-        finally:
-            self.tracing.logs.pop()
-
-    def end_update(self, outputs, batch):
-        """Counts an update, if all its checks passed. Returns whether they did."""
-        extra = {**self.tracing.logs[0], **(outputs or {})}
-        examples = batches.count_examples(batch) if extra else None
-
-        def count():
-            self.ledger.commit(extra, examples)
-            self.loss_scale.grow()
-            self.step.assign_add(1)
-            return tf.constant(True)
-
-        if not self.aborting:
-            return tf.cond(tf.reduce_all(self.tracing.checks), count, lambda: tf.constant(False))
-        with tf.control_dependencies([check for check in self.tracing.checks if check is not None]):
-            return count()
-
-    # ---- Preparation.
-
-    def prepare(self, iterator):
-        """Builds the model and the optimizer and traces the update. Once; a second call finds all done."""
-        self.build(iterator.element_spec)
-        if self.loss_scale is None:
-            self.loss_scale = LossScale(self.model, self.make_variable)
-        self._notice_freezing()
-        self.calls.prepare(iterator)
-
-    def _notice_freezing(self):
-        """Layers frozen or unfrozen since the last `fit` need a new trace, and an optimizer that knows them."""
-        present = [id(variable) for variable in self.trainable_variables]
-        if self._trained is not None and present != self._trained:
-            self.optimizer = optimizers.extended(self.optimizer, self.trainable_variables)
-            self.calls.forget()
-            for minimizer in self.minimizers.values():
-                minimizer.forget(self.optimizer)
-        self._trained = present
-
-    def build(self, spec):
-        """Builds an unbuilt model from the `element_spec` of a dataset, by tracing its losses. Runs nothing."""
-        if getattr(self.model, "built", True):
-            return
-        with self.strategy.scope():
-            tf.function(lambda batch: self.hook("compute_losses")(batch, False), autograph=False).get_concrete_function(
-                spec
-            )
-
-    def _make_minimizer(self, name, compute_losses, variables, optimizer, loss_weights):
-        listed = (lambda: list(variables)) if variables is not None else (lambda: self.trainable_variables)
-        optimizer = self.optimizer if optimizer is None else arguments.check_optimizer(optimizer)
-        weights = self.loss_weights if loss_weights is None and not name else objective.LossWeights(loss_weights, self.make_variable)
-        combiner = self.combiner if not name else losses_package.WeightedSum()
-        optimizers.check_built_for(optimizer, listed())
-        if not optimizer.built:
-            with creating_variables(self.strategy):
-                optimizer.build(listed())
-        hook = self.hook("compute_losses") if compute_losses is None else compute_losses
-        self.minimizers[name] = update.Minimizer(self, name, hook, optimizer, listed, weights, combiner)
-        return self.minimizers[name]
-
-    def _check_weight_names(self):
-        missing = [name for name in self.losses if name not in self.loss_weights.keys()]
-        unknown = [n for n in self.loss_weights.keys() if n not in self.losses and n != objective.REGULARIZATION]
-        if missing or unknown:
-            raise ValueError(
-                "Every loss needs exactly one weight. "
-                f"Losses without a weight: {missing}; weights without a loss: {unknown}."
-            )
-
-    @functools.cached_property
-    def _model_takes_training(self):
-        if isinstance(self.model, keras.Model):
-            return True
-        parameters = inspect.signature(self.model.__call__).parameters.values()
-        return any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
-
-
-def _converted(bound):
-    try:
-        converted = tf.autograph.to_graph(bound.__func__)
-    except Exception:  # source not available (an interactive session): the hook runs as it is written
-        return bound
-    return functools.partial(converted, bound.__self__)
+Trainer.base = Trainer

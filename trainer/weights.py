@@ -94,4 +94,5 @@ def _write(write, workdir, name):
         write(temporary)
         os.replace(temporary, path)
     except Exception as error:  # a model that Keras cannot serialize still has its checkpoints
-        warnings.warn(f"{name} could not be written: {error}. The checkpoints hold all weights.", stacklevel=2)
+        reason = " ".join(str(error).split()).split(". ")[0]
+        warnings.warn(f"{name} could not be written: {reason}. The checkpoints hold all weights.", stacklevel=2)

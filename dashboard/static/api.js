@@ -1,6 +1,6 @@
 // Talking to the plugin's server. Addresses are relative to this module, so a path prefix does not matter.
 
-const ROOT = new URL('../', import.meta.url);
+const ROOT = new URL('../../', import.meta.url);
 const ARRAYS = { float32: Float32Array, uint16: Uint16Array, uint32: Uint32Array };
 const MAX_CACHED = 150;
 

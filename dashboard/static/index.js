@@ -20,6 +20,14 @@ import { themeColours, watchTheme } from './theme.js';
 import { Toolbar } from './toolbar.js';
 import { Tooltip } from './tooltip.js';
 
+// Imported by the modules above; named here so that the browser asks for all files at once.
+import './axes.js';
+import './heatmap.js';
+import './numbers.js';
+import './rows.js';
+import './tile.js';
+import './units.js';
+
 const LIVE_SECS = 5;
 const PATIENCE_SECS = 0.15;
 
@@ -92,7 +100,8 @@ class Dashboard {
     this.state.subscribe(() => this.update());
   }
 
-  start() {
+  /** `tags` is the list of series, already asked for. */
+  start(tags) {
     watchTheme(() => this.redraw());
     // The tab stays alive at height 0 while another one is open: measure again when it comes back.
     new ResizeObserver(() => this.redraw()).observe(this.scroller);
@@ -107,18 +116,18 @@ class Dashboard {
         this.update();
       }
     });
-    this.refresh();
+    this.refresh(tags);
     setInterval(() => {
       if (this.state.get('live') && document.visibilityState === 'visible' && window.innerHeight > 0) this.refresh();
     }, LIVE_SECS * 1000);
   }
 
   /** Looks for news. Nothing moves if there are none. */
-  async refresh() {
+  async refresh(asked = fetchTags()) {
     if (this.refreshing) return;
     this.refreshing = true;
     try {
-      const tags = await fetchTags();
+      const tags = await asked;
       this.problem.hidden = true;
       const signature = JSON.stringify(tags);
       if (signature === this.signature) return;
@@ -309,7 +318,9 @@ export function render() {
   document.title = 'Gradient Flow';
   document.documentElement.lang = 'en';
   const style = el('link', { rel: 'stylesheet', href: new URL('style.css', import.meta.url) });
+  const tags = fetchTags();
+  tags.catch(() => {}); // `refresh` reports it
   // Sizes are measured from the first drawing on, so the style must be there.
-  style.addEventListener('load', () => new Dashboard().start(), { once: true });
+  style.addEventListener('load', () => new Dashboard().start(tags), { once: true });
   document.head.append(style);
 }

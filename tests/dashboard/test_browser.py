@@ -438,6 +438,12 @@ def test_usable_on_small_and_large_screens(page, size):
     assert plot["width"] > 150 and plot["height"] >= 130
     assert plot["y"] + plot["height"] <= scroller["y"] + scroller["height"], "the first heat maps are whole"
     assert page.all(".dock .chart-area")[0].rect["height"] >= 90
+    # The pictures follow the window.
+    page.browser.set_window_size(1300, 950)
+    plot = page.all(".plot")[0]
+    width = plot.size["width"]
+    canvas = plot.find_element("css selector", "canvas")
+    page.until(lambda: abs(canvas.size["width"] - plot.size["width"]) <= 1 and plot.size["width"] == width, "a redraw")
 
 
 def test_many_layers_are_drawn_when_scrolled_to_and_nested_loops_name_both_indices(page):

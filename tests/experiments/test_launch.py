@@ -7,7 +7,6 @@ import os
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from experiments import building, closing, launch
 from experiments.workdirs import Refused
@@ -67,9 +66,9 @@ def test_the_learning_rate_follows_its_schedule():
 def test_a_schedule_is_part_of_a_saved_optimizer():
     config = Config(learning_rate=2.0, learning_rate_schedule="cosine", warmup_steps=4, steps=14)
     saved = keras.optimizers.serialize(launch.optimizer(config))
-    again = keras.optimizers.deserialize(saved)
-    assert again.get_config()["learning_rate"] == launch.optimizer(config).get_config()["learning_rate"]
-    np.testing.assert_array_equal([float(again._learning_rate(step)) for step in range(15)], expected)
+    rates = keras.optimizers.deserialize(saved).get_config()["learning_rate"]
+    again, schedule = keras.saving.deserialize_keras_object(rates), building.learning_rate(config)
+    assert [float(again(step)) for step in range(15)] == [float(schedule(step)) for step in range(15)]
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not():
@@ -149,13 +148,6 @@ def test_precision_is_that_of_the_model():
         assert experiment.trainer.model.get_layer("line").compute_dtype == "bfloat16"
     finally:
         keras.config.set_dtype_policy("float32")
-
-
-def test_datasets_can_be_checkpointed():
-    """The position in the data is part of a checkpoint: a warning that it cannot be would be an error here."""
-    iterator = iter(tools.data(Config()))
-    assert tf.train.Checkpoint(iterator=iterator).write is not None
-    assert kept()[1].trainer.sources
 
 
 def test_the_closing_table():

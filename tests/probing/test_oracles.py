@@ -68,7 +68,9 @@ def test_2_everything_equals_an_unrolled_copy(kind, mode, masked):
             np.testing.assert_allclose(full[valid], in_input_time(run, state)[valid] * BATCH, rtol=1e-5, atol=1e-9)
         for path, steps in opinion.weights.items():
             name = path.split("/")[-1]
-            np.testing.assert_allclose(report[f"weight_gradient/{name}"], in_input_time(run, steps), rtol=1e-5, atol=1e-9)
+            np.testing.assert_allclose(
+                report[f"weight_gradient/{name}"], in_input_time(run, steps), rtol=1e-5, atol=1e-9
+            )
             squares = np.sum(np.square(steps), axis=tuple(range(1, steps.ndim)))
             np.testing.assert_allclose(report[f"weight/{name}"], in_input_time(run, np.sqrt(squares)), rtol=1e-6)
 

@@ -88,7 +88,7 @@ def check_reached(layers, reached, variables_read):
 
 def check_differentiable(graph, records):
     """Refuses loops that XLA cannot differentiate, before it says so in its own words."""
-    if graph is None or not internals.in_xla(graph):
+    if graph is None or not internals.in_xla():
         return
     for record in records:
         for source in record.sources.values():

@@ -71,9 +71,9 @@ def watch_variables():
     return record.VariableWatcher()
 
 
-def in_xla(graph):
-    """Whether a graph is being traced for `jit_compile=True`."""
-    return control_flow_util.GraphOrParentsInXlaContext(graph)
+def in_xla():
+    """Whether this is being traced for `jit_compile=True`."""
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 def graph_kind(graph):

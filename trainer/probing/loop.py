@@ -77,6 +77,7 @@ def run(step, inputs, states, mask, layout, record):
         record: the `LoopRecord` that this run is to be probed by, or None.
     """
     inputs = swap(tf.convert_to_tensor(inputs))
+    states = keras.tree.map_structure(tf.convert_to_tensor, states)  # those of a stateful layer are variables
     if record is not None:
         inputs = record.tap_inputs(inputs)
     if mask is not None:

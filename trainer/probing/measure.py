@@ -107,9 +107,7 @@ def _end(group, j, gradients):
 
 
 def _rows(tensor):
-    axes = list(range(2, tensor.shape.rank))
-    zeros = tf.reduce_sum(tf.cast(tf.equal(tensor, 0), tf.float32), axis=axes)
-    return Rows(taps.row_squares(tensor, 2), zeros, _rows_size(tensor))
+    return Rows(taps.row_squares(tensor, 2), taps.row_zeros(tensor, 2), _rows_size(tensor))
 
 
 def _rows_size(tensor):

@@ -53,7 +53,7 @@ def examples_of(gradient, valid, factor):
     """
     norms = tf.cast(tf.sqrt(taps.row_squares(gradient, 2)) * tf.cast(factor, tf.float64), tf.float32)
     valid = tf.ones_like(norms, tf.bool) if valid is None else valid
-    zeros = tf.reduce_sum(tf.cast(tf.equal(gradient, 0), tf.float32), axis=list(range(2, gradient.shape.rank)))
+    zeros = taps.row_zeros(gradient, 2)
     size = tf.cast(tf.reduce_prod(tf.shape(gradient)[2:]), tf.float32)
     found = {
         "state": tf.where(valid, norms, float("nan")),

@@ -108,8 +108,7 @@ def row_norms(tensor, axis):
 
 def row_squares(tensor, axis):
     """Sums of squares over all axes from `axis` on, in float64. For large tensors, outside of loops."""
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    if tensor.dtype.size != 4 or axis == tensor.shape.rank or (graph is not None and internals.in_xla(graph)):
+    if tensor.dtype.size != 4 or axis == tensor.shape.rank or internals.in_xla():
         return _row_squares64(tensor, axis)  # XLA fuses the cast
     quick = tf.math.reduce_euclidean_norm(tensor, axis=list(range(axis, tensor.shape.rank)))
     return tf.cond(
@@ -117,6 +116,20 @@ def row_squares(tensor, axis):
         lambda: tf.square(tf.cast(quick, tf.float64)),
         lambda: _row_squares64(tensor, axis),
     )
+
+
+def row_zeros(tensor, axis):
+    """Number of exact zeros over all axes from `axis` on, in float32. For large tensors, outside of loops."""
+    axes = list(range(axis, tensor.shape.rank))
+    zero = tf.equal(tensor, 0)
+
+    def count():
+        return tf.reduce_sum(tf.cast(zero, tf.float32), axis=axes)
+
+    if internals.in_xla():
+        return count()
+    # As a rule there is none, and that is cheaper to find out.
+    return tf.cond(tf.reduce_any(zero), count, lambda: tf.zeros(tf.shape(tensor)[:axis]))
 
 
 def _row_squares64(tensor, axis):
