@@ -10,8 +10,8 @@ import keras
 
 from experiments.options import options
 
-# Flags that change what is written or where, not what is reached.
-_BESIDE = {"workdir", "seed", "log_every", "eval_every", "checkpoint_every", "probe_every", "print_config"}
+# Flags that change what is seen of a run, not what it reaches; any seed is to reach it.
+_BESIDE = {"seed", "log_every", "eval_every", "checkpoint_every", "probe_every"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ def changed_flags(config):
     return [
         f"--{name}={getattr(config, name)}"
         for name, option in options(type(config)).items()
-        if name not in _BESIDE and getattr(config, name) != option.default
+        if option.resume != "ignore" and name not in _BESIDE and getattr(config, name) != option.default
     ]
 
 

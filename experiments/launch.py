@@ -78,7 +78,7 @@ def run(config, build, *, name="experiment", doc="", show=True):
         building.prepare_process(config)
         workdir = Workdir(config, name) if config.workdir else None
         with building.make_strategy(config).scope():
-            experiment = limited(build(config), config)
+            experiment = limited(_checked(build(config)), config)
         if config.init_from and not (workdir and workdir.resuming):
             starting.warm_start(experiment, config.init_from)
         with workdir.session(experiment.eval_dataset is not None) if workdir else contextlib.nullcontext():
@@ -133,6 +133,14 @@ def _fit(config, experiment, changed, show):
         evaluate_averaged=config.evaluate_averaged,
     )
     return closing.outcome(config, experiment, history, clock)
+
+
+def _checked(experiment):
+    if isinstance(experiment, Experiment):
+        return experiment
+    raise TypeError(
+        f"`build` returned a {type(experiment).__name__}; it must return launch.Experiment(trainer, dataset, …)."
+    )
 
 
 def _shortened(config, directory):

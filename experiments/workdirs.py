@@ -52,7 +52,13 @@ class Workdir:
         if self._finished:
             yield
             return
-        os.makedirs(self.path, exist_ok=True)
+        try:
+            os.makedirs(self.path, exist_ok=True)
+        except OSError as error:
+            raise Refused(
+                f"`workdir` is {self.path!r}, which cannot be used: {error}. Choose a directory that this user may "
+                "write to."
+            ) from error
         _write(self._file("flags.txt"), "\n".join(flag_lines(self._config)) + "\n")
         _write_json(self._file("config.json"), {"experiment": self._name, "config": run_values(self._config)})
         self._write_environment()
@@ -67,8 +73,8 @@ class Workdir:
 
     def write_results(self, outcome):
         """Writes the last evaluation; the file says that the run is finished."""
-        if self._finished:
-            return
+        if self._finished and os.path.exists(self._file("results.json")):
+            return  # with the speed of the session that made it
         content = {"step": outcome.step, "results": outcome.results, "steps_per_second": outcome.rate}
         _write_json(self._file("results.json"), content)
 

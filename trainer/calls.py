@@ -186,6 +186,7 @@ class TrainCalls:
         """One update on the next batches (`batch` is the first, if it is taken already). Returns how it ended."""
         owner = self._owner
         streaming = owner.replicas == 1 and not owner.overrides("train_step") and not tf.executing_eagerly()
+        streaming &= not owner.combiner.needs_losses_after  # which looks at the same data twice
         owner.tracing.begin()
         if streaming and owner.accumulation_steps > 1:
             owner.main.from_iterator(iterator)

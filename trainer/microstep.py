@@ -113,6 +113,11 @@ class MicroStep:
         """Learns the names of the losses and makes the variables that go with them. Traced, outside replicas."""
         self._forward(batch, self._owner.read_state(), None)
 
+    def losses_only(self, batch, state_values):
+        """([sums], [divisors]) of a micro-batch in training mode, with the state and the seeds given. Nothing moves."""
+        terms = self._forward(batch, state_values, None)[0].values()
+        return [term.sum for term in terms], [term.divisor for term in terms]
+
     def _forward(self, batch, state_values, replica, session=None):
         state_variables = self._owner.forward_state.variables()
         regularized = [v for v in self._variables() if getattr(v, "regularizer", None) is not None]

@@ -45,7 +45,12 @@ class Minimizer:
         self.last = None
         self._averages = None
         self._one_part = owner.replicas == 1 and owner.accumulation_steps == 1
-        per_loss = combiner.needs == "gradients" or (combiner.needs == "losses" and not self._one_part)
+        if combiner.needs_losses_after and owner.replicas > 1:
+            raise ValueError(
+                f"{type(combiner).__name__} evaluates the losses a second time after each update, which is not done on "
+                "several replicas. Use one device, or another combiner."
+            )
+        per_loss = bool(combiner.gradients_every) or (combiner.needs == "losses" and not self._one_part)
         options = {
             "fold": self._one_part and not per_loss,
             "per_loss": per_loss,
@@ -126,7 +131,9 @@ class Minimizer:
         """One update on a list of micro-batches, each split over the replicas. Traced or eager."""
         owner = self._owner
         if owner.replicas == 1:
-            return self._finish(self._sum_parts(parts, None))
+            result, states = self._sum_parts(parts, None)
+            again = (lambda: self._losses_of(parts, states)) if self.combiner.needs_losses_after else None
+            return self._finish(result, again)
         if self._micro.names is None:
             self._micro.plan(parts[0])
         result = owner.strategy.run(self._replica, args=(parts,))
@@ -138,16 +145,24 @@ class Minimizer:
         ]
         return self._finish(result._replace(state=state))
 
+    def _losses_of(self, parts, states):
+        """[K] losses of the parts with the present weights and the state and seeds each had. Traced or eager."""
+        found = [self._micro.losses_only(part, state) for part, state in zip(parts, states, strict=True)]
+        sums, divisors = (tf.add_n([tf.stack(part[index]) for part in found]) for index in (0, 1))
+        return tf.math.divide_no_nan(sums, divisors)
+
     def _sum_parts(self, parts, replica):
-        owner, totals = self._owner, None
+        """(the sum of the parts' results, the state each of them began with)."""
+        owner, totals, states = self._owner, None, []
         state = owner.read_state()
         micro = self._compiled if owner.jit_compile and not owner.run_eagerly else self._micro
         for part in parts:
+            states.append(list(state))
             result = micro(part, state, owner.step.value(), owner.loss_scale.value(), replica)
             totals = result if totals is None else _add(totals, result)
             for index, value in zip(self._moved_indices(), result.state, strict=True):
                 state[index] = value
-        return totals
+        return totals, states
 
     def _replica(self, parts):
         """The sums of one replica's share of the parts, over all replicas. In a replica context."""
@@ -156,7 +171,7 @@ class Minimizer:
         replica = context.replica_id_in_sync_group
         before = dict(zip(map(id, owner.forward_state.variables()), owner.read_state(), strict=True))
         shares = [batches.slice_for_replica(part, replica, owner.replicas) for part in parts]
-        result = _replace_empty(self._sum_parts(shares, replica), self._micro.moved, before)
+        result = _replace_empty(self._sum_parts(shares, replica)[0], self._micro.moved, before)
         result = _replace_additive(result, stages.all_reduce(_additive(result)))
         if result.report:
             result = result._replace(report=stages.all_reduce(result.report))
@@ -217,7 +232,7 @@ class Minimizer:
             coefficients = self.combiner.coefficients(None, None, None)
         return microstep.MicroResult(*totals, (), coefficients, moving, report)
 
-    def _finish(self, result):
+    def _finish(self, result, losses_after=None):
         """Everything after the backward passes, once per update."""
         owner, micro = self._owner, self._micro
         variables = [v for v, live in zip(self._variables(), micro.live, strict=True) if live]
@@ -235,6 +250,10 @@ class Minimizer:
             if owner.ema_decay is not None:
                 stages.average(self._averages, [raw(v) for v in variables], owner.ema_decay)
             advance()
+            if losses_after is not None:
+                divisors = tf.stack(result.divisors)
+                before = tf.math.divide_no_nan(tf.stack(result.sums), divisors)
+                self.combiner.advance_after(before, losses_after(), divisors > 0)
             return tf.constant(True)
 
         if owner.probing:

@@ -176,6 +176,11 @@ def test_a_goal_has_one_limit():
         launch.Goal("error")
 
 
+def test_build_must_return_an_experiment():
+    with pytest.raises(TypeError, match=r"`build` returned a NoneType; it must return launch.Experiment\(trainer"):
+        launch.run(Config(), lambda config: None, show=False)
+
+
 def test_an_experiment_without_evaluation_ends_with_its_training_losses(tmp_path):
     def build(config):
         return dataclasses.replace(tools.build(config), eval_dataset=None, goals=())

@@ -64,6 +64,19 @@ def test_a_changed_model_or_data_is_refused_with_the_difference(tmp_path, change
     assert {name: read(workdir, name) for name in before} == before
 
 
+def test_results_that_a_killed_run_could_not_write_are_written_by_the_next(tmp_path):
+    results = run(workdir=str(tmp_path))
+    os.remove(tmp_path / "results.json")
+    run(workdir=str(tmp_path))
+    assert read(tmp_path, "results.json")["results"] == results
+
+
+def test_a_workdir_that_cannot_be_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refused, match="`workdir` is '.*file/run', which cannot be used: .*Choose a directory that"):
+        run(workdir=str(tmp_path / "file" / "run"))
+
+
 def test_told_otherwise_it_goes_on(tmp_path, capsys):
     run(workdir=str(tmp_path))
     _, experiment = kept(workdir=str(tmp_path), steps=6, slope=2.0, accept_changes=True)
