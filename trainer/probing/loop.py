@@ -158,6 +158,8 @@ def _looped(step, inputs, states, mask, layout, record):
     def body(*carried):
         time, items, ports, moving, flat, previous, outputs = carried
         items, now = lists.pop(items, item_spec)
+        # Says in the graph what Python knows. Grappler sums in another order where it knows no shapes.
+        now = tf.ensure_shape(now, item_spec.shape)
         ports, popped = _pop_all(ports, specs)
         if record is not None:
             flat = record.tap_states(flat, popped)
