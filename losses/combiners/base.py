@@ -51,9 +51,7 @@ class Combiner:
     requires_positive = False  # logarithms are taken: `validate` refuses losses that are not above zero
 
     def __init__(self, *, update_every=1, warmup_steps=0, moving_average=0.0, clip=None, normalize=False):
-        require(
-            update_every >= 1, f"`update_every` is {update_every}", "at least 1", "Use 1 for each update."
-        )
+        require(update_every >= 1, f"`update_every` is {update_every}", "at least 1", "Use 1 for each update.")
         require(warmup_steps >= 0, f"`warmup_steps` is {warmup_steps}", "at least 0", "Use 0 for no warm-up.")
         average = f"`moving_average` is {moving_average}"
         require(0 <= moving_average < 1, average, "in [0, 1)", "Use 0 for no average.")
@@ -144,9 +142,7 @@ class Combiner:
         present = [True] * len(self.names) if present is None else present
         bad = {n: float(v) for n, v, p in zip(self.names, losses, present, strict=True) if p and v <= 0}
         received = f"{type(self).__name__} takes logarithms of the losses, but got {bad}"
-        advice = (
-            "Shift or square these losses, or choose a combiner without logarithms such as `WeightedSum`."
-        )
+        advice = "Shift or square these losses, or choose a combiner without logarithms such as `WeightedSum`."
         require(not bad, received, "given losses above zero", advice)
 
     def freeze(self) -> None:

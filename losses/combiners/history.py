@@ -47,7 +47,7 @@ class DynamicWeightAverage(Combiner):
         seen = self.observing(present)
         total = self.window_sum + tf.where(seen, losses, 0.0)
         count = self.window_count + tf.cast(seen, tf.float32)
-        closes = seen & (count >= self.window)
+        closes = count >= self.window
         self.earlier_mean.assign(tf.where(closes, self.last_mean, self.earlier_mean))
         self.last_mean.assign(tf.where(closes, total / count, self.last_mean))
         self.means_seen.assign(tf.where(closes, tf.minimum(self.means_seen + 1.0, 2.0), self.means_seen))
@@ -90,9 +90,7 @@ class ReLoBRaLo(Combiner):
     def __init__(self, alpha=0.95, expected_rho=0.99, temperature=1.0, seed=0, **guards):
         super().__init__(**guards)
         require(0 <= alpha <= 1, f"`alpha` is {alpha}", "in [0, 1]", "The paper's is 0.95.")
-        require(
-            0 <= expected_rho <= 1, f"`expected_rho` is {expected_rho}", "in [0, 1]", "The paper's is 0.99."
-        )
+        require(0 <= expected_rho <= 1, f"`expected_rho` is {expected_rho}", "in [0, 1]", "The paper's is 0.99.")
         require(temperature > 0, f"`temperature` is {temperature}", "above 0", "The default is 1.")
         require(seed >= 0, f"`seed` is {seed}", "at least 0", "Any non-negative integer will do.")
         self.alpha = alpha

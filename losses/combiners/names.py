@@ -16,9 +16,7 @@ def combiner_from_name(name, **arguments):
     known = {plain(key): cls for key, cls in classes.items()}
     if plain(name) not in known:
         hint = nearest(name, list(classes))
-        raise ValueError(
-            f"{name!r} is not a combiner;{hint} it must be one of {list(classes)}. Correct the name."
-        )
+        raise ValueError(f"{name!r} is not a combiner;{hint} it must be one of {list(classes)}. Correct the name.")
     cls = known[plain(name)]
     valid = cls.arguments()
     for argument in arguments:

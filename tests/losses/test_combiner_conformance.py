@@ -181,9 +181,10 @@ def test_finite_at_any_scale(cls, scale):
 
 @every_combiner
 def test_zero_and_negative_losses_do_not_poison_the_state(cls):
-    values = np.array([[0.0, 1.0, 2.0], [-1.0, 1.0, 0.0], [0.5, 1.0, 2.0]], "float32")
+    rows = [[0.0, 1.0, 2.0], [0.0, 1.0, 0.0], [-1.0, 1.0, 0.0], [0.5, 1e-38, 2.0], [0.5, 1e15, 2.0], [0.5, 1.0, 2.0]]
+    values = np.array(rows, "float32")
     shared = machine(cls)
-    assert np.isfinite(shared.run(range(3), data=(values, values[::-1], GRADIENTS))).all()
+    assert np.isfinite(shared.run(range(6), data=(values, values[::-1], GRADIENTS))).all()
     assert all(np.isfinite(value.astype("float64")).all() for value in shared.state())
 
 
@@ -254,6 +255,8 @@ def test_an_absent_loss_keeps_its_state(cls, absent):
     gradients[:, absent] = 0
     seen = shared.run((3, 4, 5), data=(values, after, gradients), present=np.arange(3) != absent)
     assert np.isfinite(seen).all()
+    if cls.needs != "weights":
+        np.testing.assert_array_equal(seen[:, absent], before["weights:0"][absent])
     moved = not before
     for name, new in shared.named().items():
         old = before[name]
@@ -351,13 +354,17 @@ def test_can_be_built_while_tracing(cls):
     short = {name: value for name, value in SHORT.items() if name in cls.arguments()}
     combiner = cls(**short)
 
-    @tf.function(autograph=False)
     def first_update(values, gradients):
         combiner.build(NAMES)
         measured = combiner.measure([[g] for g in tf.unstack(gradients)])
         return combiner.coefficients(values, None, measured)
 
-    seen = first_update(tf.constant(LOSSES[0]), tf.constant(GRADIENTS[0]))
+    @tf.function(autograph=False)
+    def in_a_branch(values, gradients):
+        update = functools.partial(first_update, values, gradients)
+        return tf.cond(values[0] > 0, update, update)
+
+    seen = in_a_branch(tf.constant(LOSSES[0]), tf.constant(GRADIENTS[0]))
     np.testing.assert_allclose(seen, machine(cls).run([0])[0], rtol=1e-5, atol=1e-6)
     assert all(isinstance(variable, tf.Variable) for variable in combiner.variables)
 

@@ -115,6 +115,15 @@ def test_gradnorm_evens_the_norms_out():
     np.testing.assert_allclose(weights, 3 * (1 / norms) / (1 / norms).sum(), rtol=0.05)
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_gradnorm_does_not_depend_on_the_scale_of_all_gradients(scale):
+    one, other = (built(losses.GradNorm(learning_rate=0.1)) for _ in range(2))
+    for _ in range(3):
+        one.advance(tf.ones([2]), None, tf.constant([[9.0, 0.0], [0.0, 1.0]]))
+        other.advance(tf.ones([2]), None, scale * tf.constant([[9.0, 0.0], [0.0, 1.0]]))
+    np.testing.assert_allclose(one.balance, other.balance, rtol=1e-4)
+
+
 def test_gradnorm_gives_more_weight_to_the_slower_loss():
     combiner = built(losses.GradNorm(alpha=1.5, learning_rate=0.01))
     combiner.advance(tf.constant([1.0, 1.0]), None, tf.eye(2))
@@ -143,6 +152,14 @@ def test_uncertainty_classification_form():
     for _ in range(600):
         advance(tf.constant([4.0, 3.0]), tf.ones([2], tf.bool), None)
     np.testing.assert_allclose(combiner.log_variance, (np.log(4), np.log(6)), atol=1e-3)
+
+
+def test_uncertainty_stays_finite_for_losses_without_a_fixed_point():
+    combiner = built(losses.Uncertainty(learning_rate=10.0))
+    for _ in range(20):
+        combiner.advance(tf.constant([-1.0, 1e30]), None, None)
+    assert np.isfinite(combiner.coefficients(None, None, None)).all()
+    np.testing.assert_allclose(np.abs(combiner.log_variance), 20.0)
 
 
 def test_uncertainty_gradient_is_that_of_its_total():
@@ -243,6 +260,15 @@ def test_famo_moves_towards_the_loss_that_fell_least():
     combiner.advance(before, None, None)
     combiner.advance_after(before, after, None)
     np.testing.assert_allclose(combiner.logits, (-0.1, 0.1), rtol=1e-4)
+
+
+def test_famo_decays_towards_even_weights():
+    """Nothing changes, so only the decay moves the logits: Adam's first step is the learning rate."""
+    combiner = built(losses.FAMO(learning_rate=0.1))
+    combiner.logits.assign([0.5, -0.5])
+    combiner.advance(tf.ones([2]), None, None)
+    combiner.advance_after(tf.ones([2]), tf.ones([2]), None)
+    np.testing.assert_allclose(combiner.logits, (0.4, -0.4), rtol=1e-4)
 
 
 def test_famo_gradient_against_a_tape():

@@ -234,6 +234,15 @@ def test_opposed_gradients_fall_back_to_the_sum_in_config():
     rows = np.array([[3.0, 0, 0, 0, 0, 0], [-1.0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]], "float32")
     np.testing.assert_allclose(update("config", rows), [2, 0, 0, 0, 0, 0], atol=1e-6)
 
+    rows[1, 1] = 1e-3  # opposed up to the rounding of the Gramian
+    np.testing.assert_allclose(update("config", rows), [2, 1e-3, 0, 0, 0, 0], atol=1e-6)
+
+
+def test_a_loss_without_gradient_leaves_cagrad_at_the_mean():
+    rows = np.zeros((COUNT, SIZE), "float32")
+    rows[0, 0] = rows[1, 1] = 1.0
+    np.testing.assert_allclose(coefficients("cagrad", rows), np.full(3, 1 / 3), rtol=1e-6)
+
 
 def test_a_loss_without_gradient_stops_mgda():
     rows = np.zeros((COUNT, SIZE), "float32")
