@@ -10,6 +10,7 @@ chromedriver and selenium.
 """
 
 import contextlib
+import os
 import pathlib
 import statistics
 import subprocess
@@ -197,6 +198,7 @@ def start_up_secs(logdir):
 
 
 def main():
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         logdir = pathlib.Path(folder) / "runs"
         write_runs(logdir)
@@ -238,6 +240,7 @@ def main():
     print("| figure | measured | limit |\n|---|---|---|")
     for line in lines:
         print("| " + " | ".join(line) + " |")
+    print(f"\n{os.cpu_count()} cores; load average when it began {load:.1f}, when it ended {os.getloadavg()[0]:.1f}.")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`Trainer.fit` against hand-written loops and `keras.Model.fit`: time per update, in one process.
 
-    python -m benchmarks.overhead
+python -m benchmarks.overhead
 """
 
 import os
@@ -137,8 +137,12 @@ def compare(name, make_model, dataset, updates, rounds, limits):
 
 
 def main():
-    rows = compare("MLP 32-64-64-1, batch 64", mlp, mlp_data(), 1000, 15, {"safe loop": 1.05, "bare loop": 1.4, "Keras fit": 0.5})
-    rows += compare("LSTM 64, batch 32, T 100", lstm, lstm_data(), 100, 11, {"safe loop": 1.02, "bare loop": 1.03, "Keras fit": 0.9})
+    rows = compare(
+        "MLP 32-64-64-1, batch 64", mlp, mlp_data(), 1000, 15, {"safe loop": 1.05, "bare loop": 1.4, "Keras fit": 0.5}
+    )
+    rows += compare(
+        "LSTM 64, batch 32, T 100", lstm, lstm_data(), 100, 11, {"safe loop": 1.02, "bare loop": 1.03, "Keras fit": 0.9}
+    )
     print(machine())
     print(table(["model", "compared", "ratio", "spread", "limit", "reached"], rows))
 

@@ -1,6 +1,6 @@
 """What probing costs a training that probes every 100 steps, against none.
 
-    python -m benchmarks.probe_every
+python -m benchmarks.probe_every
 """
 
 import os

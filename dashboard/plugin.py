@@ -47,7 +47,7 @@ class GradientFlowLoader(base_plugin.TBLoader):
 
 
 class GradientFlowPlugin(base_plugin.TBPlugin):
-    """Serves the dashboard's own files and four routes of data; see each method."""
+    """Serves the dashboard's own files and five routes of data; see each method."""
 
     plugin_name = metadata.PLUGIN_NAME
 
@@ -69,7 +69,7 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
         return routes
 
     def is_active(self):
-        # TensorBoard asks only where the data provider cannot tell by itself which plugins have data.
+        # Asked only when the data provider lists no data of ours.
         return False
 
     def frontend_metadata(self):

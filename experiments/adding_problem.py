@@ -7,7 +7,11 @@ the second; the target is the sum of the two marked numbers. Always answering 1 
 0.167. To do better, a gradient has to reach back to the first marker: the Gradient Flow tab of TensorBoard shows
 whether it does.
 
-Expect an `error` below 0.01 after half a minute to a minute on two CPU cores.
+Expect an `error` below 0.01 in less than a minute on two CPU cores: the GRU reached 0.0001 to 0.0003 with five seeds.
+
+With three seeds and the same flags the minimal gated unit reached 0.00015 and the LSTM 0.0005 to 0.0016. The identity
+RNN wants `--learning_rate=1e-3 --steps=3000` for 0.0007, 0.0012 and 0.016; the orthogonal RNN comes to 0.02 to 0.09
+with `--learning_rate=3e-3 --steps=3000`; a plain `rnn` learns nothing.
 """
 
 import dataclasses

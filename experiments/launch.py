@@ -29,7 +29,7 @@ from experiments.building import optimizer, trainer_options
 from experiments.closing import Goal
 from experiments.config import Config
 from experiments.options import option
-from experiments.workdirs import Refused, Workdir
+from experiments.workdirs import Refused, Workdir, checkpointed_step
 from trainer import Trainer
 
 __all__ = ["Config", "Experiment", "Goal", "main", "option", "optimizer", "run", "trainer_options"]
@@ -109,8 +109,11 @@ def _main(config, build, name, doc):
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        again = " Start again to go on from the last checkpoint." if config.workdir else ""
-        print(f"\n{name}: interrupted.{again}", file=sys.stderr)
+        step = checkpointed_step(config.workdir) if config.workdir else None
+        again = (
+            "There is no checkpoint" if step is None else f"Start again to go on from the checkpoint of step {step:,}"
+        )
+        print(f"\n{name}: interrupted. {again}.", file=sys.stderr)
         sys.exit(130)
 
 

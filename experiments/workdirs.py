@@ -33,11 +33,9 @@ class Workdir:
 
     def __init__(self, config, name):
         self.path, self._config, self._name = config.workdir, config, name
-        checkpoints = self._file("checkpoints")
-        names = os.listdir(checkpoints) if os.path.isdir(checkpoints) else ()
-        steps = [int(name.removeprefix("step-")) for name in names if name.startswith("step-")]
-        self.resuming = bool(steps)
-        self._finished = self.resuming and max(steps) >= config.steps
+        step = checkpointed_step(self.path)
+        self.resuming = step is not None
+        self._finished = self.resuming and step >= config.steps
         self.changed = {}  # {flag: (before, now)}
         known = _read_json(self._file("config.json"))
         if self.resuming and known is not None:
@@ -111,6 +109,13 @@ class Workdir:
     def _diff(self, names):
         changes = {name: [to_text(value) for value in self.changed[name]] for name in names}
         return "\n".join(f"  --{name}={before} → --{name}={now}" for name, (before, now) in changes.items())
+
+
+def checkpointed_step(path):
+    """The step of the newest checkpoint in a work directory, or None."""
+    checkpoints = os.path.join(path, "checkpoints")
+    names = os.listdir(checkpoints) if os.path.isdir(checkpoints) else ()
+    return max((int(name.removeprefix("step-")) for name in names if name.startswith("step-")), default=None)
 
 
 def _read_json(path):

@@ -17,9 +17,7 @@ def check_smoothing(from_logits, label_smoothing, **_):
         "in [0, 1)",
         "Use 0 for no smoothing.",
     )
-    require(
-        isinstance(from_logits, bool), f"`from_logits` is {from_logits!r}", "True or False", "Choose one."
-    )
+    require(isinstance(from_logits, bool), f"`from_logits` is {from_logits!r}", "True or False", "Choose one.")
 
 
 @loss_function(check=check_smoothing)
@@ -31,9 +29,7 @@ def sparse_categorical_cross_entropy(targets, outputs, *, from_logits=True, labe
     """
     if label_smoothing:
         targets = one_hot(class_numbers(targets, outputs), outputs)
-        return categorical_cross_entropy(
-            targets, outputs, from_logits=from_logits, label_smoothing=label_smoothing
-        )
+        return categorical_cross_entropy(targets, outputs, from_logits=from_logits, label_smoothing=label_smoothing)
     targets = class_numbers(targets, outputs)
     return keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=from_logits)
 
@@ -60,17 +56,13 @@ def binary_cross_entropy(targets, outputs, *, from_logits=True, label_smoothing=
     array([0.6931, 0.6931], dtype=float32)
     """
     targets, outputs = aligned(targets, outputs, "binary_cross_entropy")
-    return keras.losses.binary_crossentropy(
-        targets, outputs, from_logits=from_logits, label_smoothing=label_smoothing
-    )
+    return keras.losses.binary_crossentropy(targets, outputs, from_logits=from_logits, label_smoothing=label_smoothing)
 
 
 def check_focal(gamma, alpha, **smoothing):
     check_smoothing(**smoothing)
     require(gamma >= 0, f"`gamma` is {gamma}", "at least 0", "The paper's is 2; 0 is plain cross-entropy.")
-    require(
-        alpha is None or 0 < alpha < 1, f"`alpha` is {alpha}", "between 0 and 1", "Use None for no balance."
-    )
+    require(alpha is None or 0 < alpha < 1, f"`alpha` is {alpha}", "between 0 and 1", "Use None for no balance.")
 
 
 @loss_function(check=check_focal)
@@ -140,9 +132,7 @@ def class_numbers(targets, outputs):
     targets = tf.convert_to_tensor(targets)
     if targets.shape.rank == outputs.shape.rank and targets.shape[-1] == 1:
         targets = tf.squeeze(targets, -1)
-    fits = targets.shape.rank == outputs.shape.rank - 1 and targets.shape.is_compatible_with(
-        outputs.shape[:-1]
-    )
+    fits = targets.shape.rank == outputs.shape.rank - 1 and targets.shape.is_compatible_with(outputs.shape[:-1])
     require(
         fits,
         f"The class numbers have shape {targets.shape} and the outputs {outputs.shape}",

@@ -112,9 +112,7 @@ def aligned(targets, outputs, name):
     if outputs.shape.rank == 1:
         targets, outputs = targets[..., tf.newaxis], outputs[..., tf.newaxis]
     if not targets.shape.is_compatible_with(outputs.shape):
-        raise ValueError(
-            f"`{name}` got {shapes}; they must be equal. Reshape the targets, or the model's output."
-        )
+        raise ValueError(f"`{name}` got {shapes}; they must be equal. Reshape the targets, or the model's output.")
     return targets, outputs
 
 

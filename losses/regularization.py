@@ -6,9 +6,7 @@ from losses.function import loss_function, require
 
 
 def check_power(power):
-    require(
-        power in (1, 2), f"`power` is {power}", "1 or 2", "1 makes activities sparse, 2 keeps them small."
-    )
+    require(power in (1, 2), f"`power` is {power}", "1 or 2", "1 makes activities sparse, 2 keeps them small.")
 
 
 @loss_function(check=check_power)

@@ -204,9 +204,7 @@ class CyclicalKL(Schedule):
         # The remainder is taken of integers: as a float32 the step is inexact beyond 2^24.
         fraction = tf.cast(step % self.period, tf.float32) / (self.period * self.ramp)
         value = self.weight * tf.minimum(fraction, 1.0)
-        return (
-            value if self.cycles is None else tf.where(step < self.period * self.cycles, value, self.weight)
-        )
+        return value if self.cycles is None else tf.where(step < self.period * self.cycles, value, self.weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,9 +232,7 @@ class EnabledFrom(Schedule):
 
     def inner(self, step):
         """The weight while enabled."""
-        return (
-            self.weight(step) if isinstance(self.weight, Schedule) else tf.constant(self.weight, tf.float32)
-        )
+        return self.weight(step) if isinstance(self.weight, Schedule) else tf.constant(self.weight, tf.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,9 +272,7 @@ def finite(schedule, *names):
     for name in names:
         value = getattr(schedule, name)
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        require(
-            number, f"`{name}` of {type(schedule).__name__} is {value!r}", "a finite number", "Correct it."
-        )
+        require(number, f"`{name}` of {type(schedule).__name__} is {value!r}", "a finite number", "Correct it.")
 
 
 def counts(schedule, **minimum):

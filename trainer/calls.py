@@ -266,4 +266,6 @@ def concatenate(parts):
     """One batch from several. Scalars are taken from the first."""
     if len(parts) == 1:
         return parts[0]
-    return tf.nest.map_structure(lambda *leaves: leaves[0] if leaves[0].shape.rank == 0 else tf.concat(leaves, 0), *parts)
+    return tf.nest.map_structure(
+        lambda *leaves: leaves[0] if leaves[0].shape.rank == 0 else tf.concat(leaves, 0), *parts
+    )

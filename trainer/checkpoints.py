@@ -61,8 +61,8 @@ class Store:
             shutil.rmtree(temporary, ignore_errors=True)
             if not self._warned:
                 warnings.warn(
-                    f"The checkpoint of step {step} could not be written to {self.directory}: {error}. Training goes on, "
-                    "older checkpoints are intact; free some space.",
+                    f"The checkpoint of step {step} could not be written to {self.directory}: {error}. Training goes "
+                    "on, older checkpoints are intact; free some space.",
                     stacklevel=2,
                 )
             self._warned = True
@@ -97,7 +97,7 @@ class Store:
             warnings.warn(f"Checkpoint {name} is damaged ({problem}); it was moved to {aside}.", stacklevel=2)
         if damaged:
             raise RuntimeError(
-                f"Every checkpoint in {self.directory} is damaged: {damaged}. Training does not begin again on its own. "
+                f"Every checkpoint in {self.directory} is damaged: {damaged}. Training does not begin anew by itself. "
                 "Restore a copy, or use another workdir to start from scratch."
             )
         return None
@@ -158,7 +158,11 @@ def verify(path):
 def _compare(saved, present, path):
     missing = [name for name in present if name not in saved]
     unknown = [name for name in saved if name not in present]
-    changed = [f"{name}: {saved[name]} → {present[name]}" for name in present if saved.get(name, present[name]) != present[name]]
+    changed = [
+        f"{name}: {saved[name]} → {present[name]}"
+        for name in present
+        if saved.get(name, present[name]) != present[name]
+    ]
     if missing or unknown or changed:
         raise ValueError(
             f"The checkpoint {path} does not fit this trainer. Not in the checkpoint: {missing}; only in the "

@@ -42,9 +42,7 @@ class Engine:
     def make_variable(self, value, name):
         """A variable of the trainer's own: equal on all replicas, not watched by tapes."""
         with creating_variables(self.strategy):
-            return tf.Variable(
-                value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
-            )
+            return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
     @property
     def replicas(self):
@@ -109,7 +107,11 @@ class Engine:
     def _make_minimizer(self, name, compute_losses, variables, optimizer, loss_weights):
         listed = (lambda: list(variables)) if variables is not None else (lambda: self.trainable_variables)
         optimizer = self.optimizer if optimizer is None else arguments.check_optimizer(optimizer)
-        weights = self.loss_weights if loss_weights is None and not name else objective.LossWeights(loss_weights, self.make_variable)
+        weights = (
+            self.loss_weights
+            if loss_weights is None and not name
+            else objective.LossWeights(loss_weights, self.make_variable)
+        )
         combiner = self.combiner if not name else losses_package.WeightedSum()
         optimizers.check_built_for(optimizer, listed())
         if not optimizer.built:
@@ -120,8 +122,8 @@ class Engine:
         return self.minimizers[name]
 
     def _check_weight_names(self):
-        missing = [name for name in self.losses if name not in self.loss_weights.keys()]
-        unknown = [n for n in self.loss_weights.keys() if n not in self.losses and n != objective.REGULARIZATION]
+        missing = [name for name in self.losses if name not in list(self.loss_weights)]
+        unknown = [n for n in self.loss_weights if n not in self.losses and n != objective.REGULARIZATION]
         if missing or unknown:
             raise ValueError(
                 "Every loss needs exactly one weight. "

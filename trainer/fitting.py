@@ -220,9 +220,7 @@ class Fitting:
         if self._eval_writer is not None:
             self._eval_writer.scalars(step, rows.eval_scalars(trainer, results))
             self._eval_writer.flush()
-        self._progress.message(
-            f"step {step:,}: " + "  ".join(f"{name} {value:.4g}" for name, value in results.items())
-        )
+        self._progress.message(f"step {step:,}: " + "  ".join(f"{name} {value:.4g}" for name, value in results.items()))
 
     def _begin_epoch(self, reset=True):
         if reset:
@@ -261,8 +259,8 @@ class Fitting:
         share = self._waited / self._progress.seconds if self._progress.seconds else 0.0
         if share > _SLOW_INPUT and self._progress.seconds > 1.0:
             self._progress.message(
-                f"{share:.0%} of the time was spent waiting for data: the input is the bottleneck. Cache what fits into "
-                "memory (`dataset.cache()`), map with `num_parallel_calls=tf.data.AUTOTUNE`, end with "
+                f"{share:.0%} of the time was spent waiting for data: the input is the bottleneck. Cache what fits "
+                "into memory (`dataset.cache()`), map with `num_parallel_calls=tf.data.AUTOTUNE`, end with "
                 "`.prefetch(tf.data.AUTOTUNE)`."
             )
 
@@ -292,7 +290,9 @@ class Fitting:
             return
         self._collect()
         self._train_writer.flush()
-        persistence.save(self._trainer, self._source, self._store, self._log_window, self._epoch_window, self._callbacks)
+        persistence.save(
+            self._trainer, self._source, self._store, self._log_window, self._epoch_window, self._callbacks
+        )
         self._last_saved = step
 
     def _close(self):
@@ -358,5 +358,3 @@ def _check_workdir(workdir):
             f"`workdir` {workdir!r} cannot be used: {error}. Choose a directory that this user may write to."
         ) from error
     return workdir
-
-

@@ -37,8 +37,8 @@ class OptimizerGroup:
         if unused:
             paths = [variable.path for variable in variables]
             raise ValueError(
-                f"The patterns {unused} match no variable, or only such that an earlier pattern takes. The variables are "
-                f"{paths}. Correct or remove them."
+                f"The patterns {unused} match no variable, or only such that an earlier pattern takes. The variables "
+                f"are {paths}. Correct or remove them."
             )
         for pattern, part in parts.items():
             self._optimizers[pattern].build(part)
@@ -100,8 +100,8 @@ def extended(optimizer, variables):
         return optimizer
     if isinstance(optimizer, OptimizerGroup):
         raise ValueError(
-            "Layers were unfrozen that the optimizers were not built for. With several optimizers by pattern, make a new "
-            "trainer, or unfreeze before the first `fit`."
+            "Layers were unfrozen that the optimizers were not built for. With several optimizers by pattern, make a "
+            "new trainer, or unfreeze before the first `fit`."
         )
     everything = [*trained_by(optimizer), *(v for v in variables if id(raw(v)) not in known)]
     new = type(optimizer).from_config(optimizer.get_config())

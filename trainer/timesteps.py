@@ -1,4 +1,4 @@
-"""What a probed update shows in TensorBoard: [time] vectors for the dashboard, scalars, and a heat map for everybody."""
+"""What a probed update shows in TensorBoard: [time] vectors for the dashboard, scalars, and a heat map."""
 
 import tensorflow as tf
 
@@ -59,9 +59,7 @@ class TimestepLog:
         if "norms" not in report:
             return []
         names, norms, cosines = minimizer.names, report["norms"].numpy(), report["cosines"].numpy()
-        values = [
-            writer.scalar(f"gradient_norm/{prefix}{name}", norm) for name, norm in zip(names, norms, strict=True)
-        ]
+        values = [writer.scalar(f"gradient_norm/{prefix}{name}", norm) for name, norm in zip(names, norms, strict=True)]
         pairs = [(i, j) for i in range(len(names)) for j in range(i + 1, len(names))]
         for i, j in pairs:
             values.append(writer.scalar(f"gradient_cosine/{prefix}{names[i]}-{names[j]}", cosines[i, j]))

@@ -5,8 +5,8 @@ ends the call before anything was written. The host (`trainer.calls`) sees the e
 with the next data. What the forward pass moved (BatchNorm statistics, metrics) is written after the check, too.
 
 With several replicas an aborted call would leave their collective operations out of step, and a probed update would
-lose its report: there the check is a conditional, and a call ends after the update that was not finite. Replicas compute micro-batches and sum them up;
-everything after that happens once, outside them.
+lose its report: there the check is a conditional, and a call ends after the update that was not finite. Replicas
+compute micro-batches and sum them up; everything after that happens once, outside them.
 """
 
 import numpy as np
@@ -58,9 +58,7 @@ class Minimizer:
         }
 
         def make(probing):
-            return microstep.MicroStep(
-                compute_losses, owner, variables, weights, combiner, probing=probing, **options
-            )
+            return microstep.MicroStep(compute_losses, owner, variables, weights, combiner, probing=probing, **options)
 
         self._make_micro = make
         self._micros = {}
@@ -111,6 +109,7 @@ class Minimizer:
 
     def from_iterator(self, iterator):
         """One update on the next `accumulation_steps` micro-batches, or as many as are left. Traced, one device."""
+
         def fetch(_):
             optional, seconds = timed(iterator.get_next_as_optional)
             return optional.has_value(), optional.get_value, seconds

@@ -112,8 +112,8 @@ class EventWriter:
         except (tf.errors.OpError, OSError) as error:
             if not self._failed:
                 warnings.warn(
-                    f"Event files in {self._directory} could not be written: {error}. Training goes on; free some space "
-                    "to have its rows again.",
+                    f"Event files in {self._directory} could not be written: {error}. Training goes on; free some "
+                    "space to have its rows again.",
                     stacklevel=3,
                 )
             self._failed = True
@@ -136,7 +136,10 @@ def _event_files(directory):
 
 
 def drop_later_events(directory, step):
-    """Rewrites a run's event files so that no event is later than `step`: a killed run may have logged past its checkpoint."""
+    """Rewrites a run's event files so that no event is later than `step`.
+
+    A killed run may have logged past its last checkpoint.
+    """
     for path in _event_files(directory):
         records, dropped = [], False
         try:

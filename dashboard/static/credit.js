@@ -35,6 +35,7 @@ export class Credit {
     const charts = await Promise.all(wanted.map(async ({ run, step, series }) => ({
       run, picture: new Picture(await fetchBinary('matrix', { run, tag: series.tag, step }, series.version)),
     })));
+    if (!context.isCurrent()) return;
     // Matrices are logged seldom: the chosen and the pinned step may mean the same one.
     this.charts = charts.filter(({ run, picture }, i) =>
       charts.findIndex((other) => other.run === run && other.picture.step === picture.step) === i);

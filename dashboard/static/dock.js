@@ -46,7 +46,7 @@ export class Dock {
     this.request = 0;
   }
 
-  /** Shows `context` (see the panels' `load`). An answer that comes too late is dropped. */
+  /** Shows `context` (see the panels' `load`). A panel drops an answer that is no longer wanted: `isCurrent`. */
   async update(context, name, layers, height) {
     this.chosen = context.chosen;
     this.name = name;
@@ -63,7 +63,7 @@ export class Dock {
     if (this.body.firstChild !== panel.node) this.body.replaceChildren(panel.node);
     const request = ++this.request;
     try {
-      await panel.load(context);
+      await panel.load({ ...context, isCurrent: () => request === this.request });
     } catch (error) {
       if (request === this.request) this.actions.fail(error);
       return;

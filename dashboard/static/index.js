@@ -188,10 +188,16 @@ class Dashboard {
       tile.showMessage(error.message);
     }
     tile.pending = false;
-    // Pictures tend to arrive together: drawing waits a moment for the last one.
-    clearTimeout(this.patience);
     if (!this.waiting()) this.redraw();
-    else this.patience = setTimeout(() => this.redraw(), PATIENCE_SECS * 1000);
+    else this.redrawLater();
+  }
+
+  /** Pictures tend to arrive together: drawing waits a moment for more of them, but not for all. */
+  redrawLater() {
+    this.patience ??= setTimeout(() => {
+      this.patience = null;
+      this.redraw();
+    }, PATIENCE_SECS * 1000);
   }
 
   waiting() {

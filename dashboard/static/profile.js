@@ -25,7 +25,7 @@ export class Profile {
     this.node = el('div', { class: 'panel panel-column' }, this.key, this.area, this.message);
   }
 
-  /** Fetches the rows of `context` ({view, layer, catalogue, chosen, pinned, runColour, maxTime}). */
+  /** Fetches the rows of `context` ({view, layer, catalogue, chosen, pinned, runColour, maxTime, isCurrent}). */
   async load(context) {
     const { view, layer, catalogue, chosen, pinned } = context;
     const wanted = view.runs.flatMap((run) => {
@@ -40,6 +40,7 @@ export class Profile {
       const placed = place(cells, view.align, context.maxTime);
       return { run: series.run, step: row.step, pinned: isPinned, cells: placed, series };
     }));
+    if (!context.isCurrent()) return;
     this.context = context;
     this.curves = curves;
     this.keys = curves.map((curve) => el('i', { class: curve.pinned ? 'stroke dashed' : 'stroke' }));

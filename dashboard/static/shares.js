@@ -32,6 +32,7 @@ export class Shares {
       return { run, step: rows[0].step, losses: series.map(({ loss }) => loss), series,
         cells: rows.map((row) => place(row.cells, view.align, context.maxTime)) };
     }));
+    if (!context.isCurrent()) return;
     this.context = context;
     this.charts = charts;
     this.losses = [...new Set(charts.flatMap(({ losses }) => losses))].sort();

@@ -51,7 +51,9 @@ export class Tile {
     const help = 'Arrow keys move, Enter chooses the training step, P pins it.';
     this.plot.setAttribute('aria-label', `${spec.layer}, run ${spec.run}. ${help}`);
     this.download.hidden = !spec.series;
-    if (!spec.series) this.showMessage('not logged in this run');
+    if (spec.series) return;
+    [this.request, this.pending] = [null, false];
+    this.showMessage('not logged in this run');
   }
 
   show(picture) {
@@ -162,8 +164,9 @@ export class Tile {
   key(event) {
     if (!this.picture?.rows) return;
     const { picture, frame } = this;
-    const current = this.cursor ?? { column: frame.maxTime - 1, row: picture.rows - 1 };
-    let { column, row } = current;
+    // The picture may have changed since the last key.
+    let column = Math.min(this.cursor?.column ?? Infinity, frame.maxTime - 1);
+    let row = Math.min(this.cursor?.row ?? Infinity, picture.rows - 1);
     const page = Math.max(1, Math.round(picture.rows / 10));
     const moves = {
       ArrowLeft: () => { column -= event.shiftKey ? 10 : 1; },

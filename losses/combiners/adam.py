@@ -31,6 +31,7 @@ class Learned:
 
     def adam_step(self, gradient, moving):
         """The change of the learned numbers, 0 where `moving` is False; moves the Adam variables."""
+        gradient = tf.clip_by_value(gradient, -1e12, 1e12)  # an infinite square would stay for ever
         change, mean, square, count = adam(
             gradient, self.adam_mean, self.adam_square, self.adam_count, self.learning_rate
         )

@@ -78,7 +78,7 @@ class Combiner:
         return list(self._variables.values())
 
     def build(self, names: Sequence[str]) -> None:
-        """Creates the variables for these losses; nothing when they exist already."""
+        """Creates the variables for these losses; nothing when they exist already. Eager, or in a first trace."""
         names, kind = tuple(names), type(self).__name__
         if self.names is not None:
             received = f"This {kind} was built for the losses {list(self.names)}, not {list(names)}"
@@ -207,11 +207,10 @@ class Combiner:
 
     def _build_state(self):
         count = len(self.names)
-        with tf.init_scope():  # the names may be known only while the trainer traces
-            self.add("updates", 0, tf.int64)
-            self.add("frozen", False, tf.bool)
-            self.add("weights", tf.ones([count]))
-            self.create(count)
+        self.add("updates", 0, tf.int64)
+        self.add("frozen", False, tf.bool)
+        self.add("weights", tf.ones([count]))
+        self.create(count)
 
     def _mask(self, present):
         return tf.ones([len(self.names)], tf.bool) if present is None else tf.convert_to_tensor(present)

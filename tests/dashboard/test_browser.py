@@ -206,6 +206,19 @@ def test_another_quantity(page):
     assert float(page.tooltip()[0]) == pytest.approx(0.7, rel=1e-3)
 
 
+def test_a_quantity_that_one_run_lacks(page):
+    page.open(runs=[GOOD, BAD], quantity="loss_share/mse")
+    page.until_drawn(1)
+    assert page.tile(BAD, "decoder").find_element("css selector", ".tile-message").text == "not logged in this run"
+    page.point(GOOD, "decoder", 3, STEPS[12], **AXES)
+    assert float(page.tooltip()[0]) == pytest.approx(shares(12)["mse"][3], rel=1e-3)
+    for quantity, tiles in (("state", 4), ("loss_share/mse", 1), ("state", 4)):
+        page.one(f".toolbar option[value='{quantity}']").click()
+        page.until_drawn(tiles)
+    page.point(BAD, "decoder", 3, STEPS[12], **AXES)
+    assert float(page.tooltip()[0]) == pytest.approx(logged(BAD, "decoder")[12, 3], rel=1e-3)
+
+
 def test_counting_from_the_end_aligns_rows_at_their_own_last_step(page):
     page.open(tiles=4, runs=[GOOD, PADDED], align="end", step=STEPS[22])
     for layer in LAYERS:

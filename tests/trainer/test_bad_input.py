@@ -34,7 +34,10 @@ CONSTRUCTOR = {
     "infinite weight": (lambda: make(loss_weights={"error": float("inf")}), "is inf; it must be finite"),
     "a weight that is no number": (lambda: make(loss_weights={"error": "big"}), "is 'big'; it must be a number or"),
     "accumulation": (lambda: make(accumulation_steps=0), "`accumulation_steps` is 0; it must be at least 1"),
-    "accumulation in parts": (lambda: make(accumulation_steps=1.5), "`accumulation_steps` is 1.5; it must be an integer"),
+    "accumulation in parts": (
+        lambda: make(accumulation_steps=1.5),
+        "`accumulation_steps` is 1.5; it must be an integer",
+    ),
     "clip": (lambda: make(clip_norm=0), "`clip_norm` is 0; it must be a positive number or None"),
     "decay": (lambda: make(ema_decay=1.0), "`ema_decay` is 1.0; it must lie between 0 and 1"),
     "probe": (lambda: make(probe_every=-1), "`probe_every` is -1; it must be at least 0"),
@@ -98,7 +101,10 @@ FIT = {
     "empty dict": (lambda: fit(lambda o, y: {}), "`compute_losses` returned an empty dict"),
     "not a dict": (lambda: fit(lambda o, y: o), "`compute_losses` returned .*; it must return a dict of named losses"),
     "a loss that is None": (lambda: fit(lambda o, y: {"error": None}), "Loss 'error' is None; it must be a tensor"),
-    "integer loss": (lambda: fit(lambda o, y: {"error": tf.cast(o, tf.int32)}), "has dtype int32; a loss must be a floating"),
+    "integer loss": (
+        lambda: fit(lambda o, y: {"error": tf.cast(o, tf.int32)}),
+        "has dtype int32; a loss must be a floating",
+    ),
     "weights of the wrong shape": (
         lambda: fit(lambda o, y: {"error": (tf.square(o - y)[:, 0], tf.ones([8, 5]))}),
         r"The weights of loss 'error' have shape \(8, 5\), its values .*; weights can have at most",

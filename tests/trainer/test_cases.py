@@ -46,7 +46,10 @@ def test_a_policy_objective_moves_by_its_gradient():
     ("loss", "gradient"),
     [
         # Σ over the example of d/dz at logits z = (0.5, −0.5) with labels (1, 0).
-        (lambda y, z: tf.nn.sigmoid_cross_entropy_with_logits(y, z), [1 / (1 + np.exp(-0.5)) - 1, 1 / (1 + np.exp(0.5))]),
+        (
+            lambda y, z: tf.nn.sigmoid_cross_entropy_with_logits(y, z),
+            [1 / (1 + np.exp(-0.5)) - 1, 1 / (1 + np.exp(0.5))],
+        ),
         # Hinge max(0, 1 − s·z) with signs (1, −1): both margins are violated.
         (lambda y, z: tf.maximum(0.0, 1.0 - (2 * y - 1) * z), [-1.0, 1.0]),
     ],
@@ -135,7 +138,7 @@ def test_autograph_loops_and_branches_in_a_hook():
         def compute_losses(self, batch, training):
             x, result = self.model(batch)[0], tf.constant(1.0)
             for _ in tf.range(tf.cast(batch[0, 0], tf.int32)):
-                if result > 0:
+                if result > 0:  # noqa: SIM108 (a branch in the loop is what is tested)
                     result = result * x
                 else:
                     result = result * 0.0

@@ -37,7 +37,9 @@ def batches():
         yield X[start : start + 8], Y[start : start + 8]
 
 
-@pytest.mark.parametrize("make", [lambda: Sequence(), lambda: batches, lambda: batches()], ids=["py", "function", "iterator"])
+@pytest.mark.parametrize(
+    "make", [lambda: Sequence(), lambda: batches, lambda: batches()], ids=["py", "function", "iterator"]
+)
 def test_python_batches_equal_a_dataset(make):
     ours, oracle = fit(make(), epochs=1), fit(dataset(X, Y, batch=8), epochs=1)
     assert ours.host_step == 4

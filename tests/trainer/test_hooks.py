@@ -94,9 +94,7 @@ def hand_written_gan(steps, batch):
 
 @pytest.mark.parametrize("accumulation_steps", [1, 4])
 def test_a_gan_equals_a_hand_written_loop(accumulation_steps, tmp_path):
-    trainer = Gan(
-        Pair(), keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1), accumulation_steps=accumulation_steps
-    )
+    trainer = Gan(Pair(), keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1), accumulation_steps=accumulation_steps)
     data = dataset(X, NOISE, batch=8 // accumulation_steps).repeat()
     trainer.fit(data, steps=6, log_every=2, workdir=tmp_path, progress=False)
     assert_same_weights(trainer.model, hand_written_gan(6, 8))

@@ -17,7 +17,8 @@ def resident():
 
 x, y = regression(64)
 data = dataset(x, y, batch=8).cache().repeat()
-trainer = Trainer(dense_model(), keras.optimizers.Adam(1e-3), {"error": mse()}, metrics=[keras.metrics.MeanAbsoluteError()])
+metrics = [keras.metrics.MeanAbsoluteError()]
+trainer = Trainer(dense_model(), keras.optimizers.Adam(1e-3), {"error": mse()}, metrics=metrics)
 trainer.fit(data, steps=1000, log_every=10, workdir=sys.argv[1], progress=False)
 before = resident()
 trainer.fit(data, steps=20000, log_every=10, workdir=sys.argv[1], progress=False)

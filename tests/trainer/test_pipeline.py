@@ -130,7 +130,12 @@ def test_float16_gradients_that_would_underflow_are_scaled():
         loss = tf.reduce_mean(tf.square(reference(X) - 1e-4 * Y))
     unscaled = tape.gradient(loss, reference.trainable_variables[0].value)
     float32_model = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1), keras.layers.Rescaling(1e-4)]
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.Dense(1),
+            keras.layers.Rescaling(1e-4),
+        ]
     )
     float32_model.set_weights(reference.get_weights())
     with tf.GradientTape() as tape:

@@ -244,7 +244,9 @@ def test_two_devices_report_what_one_does(two_devices, tmp_path):
         for tag in ("state", "input", "gain", "loss_share/square"):
             name = f"timestep/rnn/{tag}"
             np.testing.assert_allclose(left[name], right[name], rtol=1e-4, atol=1e-6, err_msg=tag)
-        assert left["gradient_cosine/square-absolute"] == pytest.approx(right["gradient_cosine/square-absolute"], rel=1e-4)
+        assert left["gradient_cosine/square-absolute"] == pytest.approx(
+            right["gradient_cosine/square-absolute"], rel=1e-4
+        )
 
 
 def test_the_heat_map_of_a_resumed_run_shows_it_from_the_beginning(tmp_path):

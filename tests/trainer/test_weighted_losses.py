@@ -77,9 +77,7 @@ def test_several_outputs_each_with_its_loss_and_target():
     heads = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("height", "width")}
     model = keras.Model(inputs, heads)
     targets = {"height": Y, "width": 2 * Y}
-    trainer = Trainer(
-        model, keras.optimizers.SGD(0.1), {"height": mse(), "width": keras.losses.MeanAbsoluteError()}
-    )
+    trainer = Trainer(model, keras.optimizers.SGD(0.1), {"height": mse(), "width": keras.losses.MeanAbsoluteError()})
     data = tf.data.Dataset.from_tensor_slices((X, targets)).batch(8)
     results = trainer.evaluate(data)
     outputs = model(X)

@@ -12,7 +12,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from trainer.probing import active, internals, taps
+from trainer.probing import active, internals
 from trainer.probing.loop import run
 from trainer.probing.stepping import index_of
 
@@ -30,23 +30,22 @@ class StepScope(keras.StatelessScope):
     """Where the cell finds its variables in one time step.
 
     Args:
-        branches: {id(variable): branch for `taps.fork`}.
+        outer: the scope around it, or None.
+        weights: {id(variable): value} of the tapped ones.
         moving: [(variable, value)] that earlier time steps assigned.
     """
 
-    def __init__(self, branches, moving):
-        self._outer = internals.outer_scope()
-        collects = self._outer is not None and self._outer.collect_losses
-        super().__init__(collect_losses=collects, initialize_variables=False)
-        self._branches = branches
+    def __init__(self, outer, weights, moving):
+        super().__init__(collect_losses=outer is not None and outer.collect_losses, initialize_variables=False)
+        self._outer = outer
+        self._weights = weights
         self.moved = {id(variable): (variable, value) for variable, value in moving}
 
     def get_current_value(self, variable):
         if id(variable) in self.moved:
             return self.moved[id(variable)][1]
-        branch = self._branches.get(id(variable))
-        if branch is not None:
-            return taps.fork(internals.read(variable, self._outer), branch)
+        if id(variable) in self._weights:
+            return self._weights[id(variable)]
         return None if self._outer is None else self._outer.get_current_value(variable)
 
     def add_update(self, update):
@@ -89,14 +88,15 @@ class CellStep:
             variable.assign(value)
 
     def _call(self, inputs, states, ports, moving, record, observed=False):
-        branches = record.branches(ports) if record is not None and ports else {}
+        outer = internals.outer_scope()
+        weights = record.tap_weights(ports, outer) if record is not None and ports else {}
         inner = inner_cells(self._cell) if record is not None else ()
         call = functools.partial(self._cell, **self._kwargs)
         with contextlib.ExitStack() as stack:
             for index, cell in enumerate(inner):
                 wrapper = _observed(index, record) if observed else _tapped(index, ports, record)
                 stack.enter_context(internals.intercepted_call(cell, wrapper))
-            scope = stack.enter_context(StepScope(branches, moving))
+            scope = stack.enter_context(StepScope(outer, weights, moving))
             if observed and record is not None and not inner:
                 output, new_states = record.observe(0, call, inputs, states)
             else:

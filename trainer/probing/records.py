@@ -122,18 +122,16 @@ class LoopRecord:
         port = ports[f"probe/{name}"]
         if self._discovered[name][1]:
             return taps.tap(tensor, port)
-        return taps.fork(tensor, taps.norms_at(port, [tensor])[0])
+        return taps.tap_norms([tensor], port)[0]
 
-    def branches(self, ports):
-        """{id(variable): branch for `taps.fork`}."""
-        if not self.variables:
-            return {}
-        values = [internals.read(variable) for variable in self.variables]
-        if self.weights == "norms":
-            branches = taps.norms_at(ports["weights"], values)
-        else:
-            branches = [taps.sums_at(ports[f"weight/{index}"], value) for index, value in enumerate(values)]
-        return {id(variable): branch for variable, branch in zip(self.variables, branches, strict=True)}
+    def tap_weights(self, ports, scope):
+        """{id(variable): its value for this time step}. `scope`: where values are looked up first, or None."""
+        values = [internals.read(variable, scope) for variable in self.variables]
+        if self.weights == "norms" and values:
+            values = taps.tap_norms(values, ports["weights"])
+        elif self.weights == "full":
+            values = [taps.tap(value, ports[f"weight/{index}"]) for index, value in enumerate(values)]
+        return {id(variable): value for variable, value in zip(self.variables, values, strict=True)}
 
     # After the loop.
 

@@ -26,51 +26,21 @@ def tap(tensor, port):
     return tf.identity(tensor), gradient
 
 
-@tf.custom_gradient
-def fork(value, branch):
-    """`value`; its gradient goes on unchanged, and a copy of it to `branch`.
+def tap_norms(tensors, port):
+    """`tensors`; their gradients go on, and the norm of each to `port` of shape [len(tensors)].
 
-    Each use of a weight in a time step gets a fork of its own and all share one branch: what arrives there is
-    the sum over the uses, while the training gradient is still summed in the order in which it is without
-    probes.
-    """
-
-    def gradient(upstream):
-        return upstream, upstream
-
-    return tf.identity(value), gradient
-
-
-def norms_at(port, tensors):
-    """One branch for each tensor, to be given to `fork`; the port of shape [len(tensors)] gets the norms of
-    what arrives.
-
-    Nothing is sent on to `tensors`.
+    A weight that is used several times in a time step is tapped once, before all its uses. Grappler sums the uses
+    first and adds the time steps before and after them last: the tap leaves that order as it is.
     """
 
     @tf.custom_gradient
-    def branches(port, *tensors):
+    def tapped(port, *tensors):
         def gradient(*upstream):
-            return (stack_norms(upstream, port.dtype), *[None] * len(upstream))
+            return (stack_norms(upstream, port.dtype), *upstream)
 
         return [tf.identity(tensor) for tensor in tensors], gradient
 
-    return branches(port, *tensors)
-
-
-def sums_at(port, tensor):
-    """A branch to be given to `fork`; the port, shaped like `tensor`, gets the sum of what arrives there in a
-    time step.
-    """
-
-    @tf.custom_gradient
-    def branch(port, tensor):
-        def gradient(upstream):
-            return tf.cast(tf.convert_to_tensor(upstream), port.dtype), None
-
-        return tf.identity(tensor), gradient
-
-    return branch(port, tensor)
+    return tapped(port, *tensors)
 
 
 def stack_norms(tensors, dtype=tf.float32):
