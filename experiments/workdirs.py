@@ -37,8 +37,8 @@ class Workdir:
         self.resuming = step is not None
         self._finished = self.resuming and step >= config.steps
         self.changed = {}  # {flag: (before, now)}
-        known = _read_json(self._file("config.json"))
-        if self.resuming and known is not None:
+        known = _read_json(self._file("config.json")) if self.resuming else None
+        if known is not None:
             self._compare(known)
 
     @contextlib.contextmanager

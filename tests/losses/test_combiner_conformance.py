@@ -282,8 +282,8 @@ def test_when_all_are_absent_only_the_counter_moves(cls):
 def test_the_others_are_weighted_as_if_the_absent_loss_did_not_exist(cls):
     if cls.needs == "weights":
         pytest.skip("coefficients from state alone do not know who is absent")
-    seen = machine(cls).run(range(6), present=[True, False, True])[:, [0, 2]]
-    two = Machine(made(cls, [NAMES[0], NAMES[2]]), traced=False).run(range(6), order=[0, 2])
+    seen = machine(cls).run(range(4), present=[True, False, True])[:, [0, 2]]
+    two = Machine(made(cls, [NAMES[0], NAMES[2]]), traced=False).run(range(4), order=[0, 2])
     np.testing.assert_allclose(seen, two, rtol=1e-4, atol=1e-6)
 
 
@@ -291,7 +291,7 @@ def test_the_others_are_weighted_as_if_the_absent_loss_did_not_exist(cls):
 def test_one_loss_is_the_plain_sum(cls):
     if cls.minimum_losses > 1:
         pytest.skip("needs two losses")
-    np.testing.assert_allclose(Machine(made(cls, NAMES[:1]), traced=False).run(range(6), order=[0]), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(Machine(made(cls, NAMES[:1]), traced=False).run(range(4), order=[0]), 1.0, rtol=1e-6)
 
 
 @every_combiner
@@ -300,8 +300,8 @@ def test_order_of_losses_does_not_matter(cls):
         pytest.skip("random by position")
     order = [2, 0, 1]
     reference = {"reference": NAMES[0]} if "reference" in cls.arguments() else {}
-    turned = Machine(made(cls, [NAMES[k] for k in order], **reference), traced=False).run(range(6), order=order)
-    np.testing.assert_allclose(machine(cls).run(range(6))[:, order], turned, rtol=1e-4, atol=1e-6)
+    turned = Machine(made(cls, [NAMES[k] for k in order], **reference), traced=False).run(range(4), order=order)
+    np.testing.assert_allclose(machine(cls).run(range(4))[:, order], turned, rtol=1e-4, atol=1e-6)
 
 
 @every_combiner
@@ -344,9 +344,9 @@ def test_freeze_holds_the_last_coefficients(cls):
 
 @stateful
 def test_warmup_is_the_plain_sum(cls):
-    warm = Machine(made(cls, warmup_steps=5), traced=False)
-    np.testing.assert_array_equal(warm.run(range(5)), np.ones((5, 3)))
-    assert (warm.run(range(5, 12))[-1] != 1).any() and (machine(cls).run(range(5)) != 1).any()
+    warm = Machine(made(cls, warmup_steps=3), traced=False)
+    np.testing.assert_array_equal(warm.run(range(3)), np.ones((3, 3)))
+    assert (warm.run(range(3, 8))[-1] != 1).any() and (machine(cls).run(range(5)) != 1).any()
 
 
 @every_combiner

@@ -14,7 +14,7 @@ from losses.combiners.direction import cagrad, config, mgda, pcgrad
 from losses.combiners.gramian import gramian
 from losses.combiners.random import normal, permutations, uniform
 
-quick = settings(max_examples=25, deadline=None, derandomize=True)
+quick = settings(max_examples=15, deadline=None, derandomize=True)
 COUNT, SIZE = 3, 6
 ORDERS = np.array([[2, 0, 1], [0, 1, 2], [1, 0, 2]], "int32")
 

@@ -6,7 +6,14 @@ import pytest
 from tests.probing import tools
 from tests.probing.tools import BATCH, LAYERS, MODES, TIME
 
-TABLE = [(kind, mode, masked) for kind in LAYERS for mode in MODES for masked in (False, True)]
+# Compiling takes most of the time: these kinds stand for the others in the quick tests.
+COMPILED = ("lstm", "gru_backwards", "stack", "own_cell")
+TABLE = [
+    pytest.param(kind, mode, masked, marks=[pytest.mark.long] if mode == "xla" and kind not in COMPILED else [])
+    for kind in LAYERS
+    for mode in MODES
+    for masked in (False, True)
+]
 table = pytest.mark.parametrize(("kind", "mode", "masked"), TABLE)
 
 
@@ -73,6 +80,22 @@ def test_2_everything_equals_an_unrolled_copy(kind, mode, masked):
             )
             squares = np.sum(np.square(steps), axis=tuple(range(1, steps.ndim)))
             np.testing.assert_allclose(report[f"weight/{name}"], in_input_time(run, np.sqrt(squares)), rtol=1e-6)
+
+
+@table
+def test_3_state_gradient_is_external_plus_recurrent(kind, mode, masked):
+    """As vectors, of which norms alone cannot tell. e_t and r_t come from the second opinion."""
+    run = tools.run(kind, mode, masked)
+    if masked:
+        pytest.skip("a masked time step passes a gradient on that is neither")
+    opinions, _ = tools.opinion(kind, masked)
+    for index, opinion in enumerate(opinions):
+        report = report_of(run, index)
+        for j, sent in enumerate(opinion.recurrent):
+            expected = np.concatenate([sent[1:], np.zeros_like(sent[:1])])
+            expected = (expected + opinion.external if j == 0 else expected) * BATCH
+            found = np.moveaxis(report[f"state_gradient/{j}"], 0, 1)
+            np.testing.assert_allclose(found, in_input_time(run, expected), rtol=1e-5, atol=1e-9)
 
 
 @table

@@ -10,6 +10,9 @@ from trainer.probing import internals
 class ProbeError(RuntimeError):
     """A layer or a `probe` call whose time steps cannot be reported where it stands."""
 
+    # AutoGraph raises an error anew in the caller's name, and keeps its type only if it is made like this.
+    __init__ = Exception.__init__
+
 
 def check_layer(layer, name):
     """Refuses a recurrent layer that has no steps, or a loop of its own."""
@@ -83,6 +86,21 @@ def check_reached(layers, reached, variables_read):
             f"The weights of {hidden} were used, but their time steps were not seen: the layers are inside a "
             "`tf.function` that was traced before, or call something else than their `inner_loop`. Call the "
             "undecorated function, or leave these layers out of the session."
+        )
+
+
+def check_silent(graph, start):
+    """Refuses `probe` calls in functions that were traced before, without a session: they would report nothing.
+
+    Args:
+        graph: the graph in which the session was entered, None if eager: then nobody can tell.
+        start: number of operations that it had by then.
+    """
+    names = sorted(internals.silent_probes(graph, start)) if graph is not None else []
+    if names:
+        raise ProbeError(
+            f"The probes {names} are in a `tf.function` that was traced before, while nothing was probed: they report "
+            "nothing. Call the undecorated function; the training step around it is traced anyway."
         )
 
 

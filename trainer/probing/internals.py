@@ -97,6 +97,36 @@ def graphs_between(inner, outer):
     return kinds
 
 
+def note_probe(name):
+    """Remembers that the function being traced has a `probe` in it that does nothing; see `silent_probes`."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        graph.looptape_probes = getattr(graph, "looptape_probes", frozenset()) | {name}
+        graph = getattr(graph, "outer_graph", None)
+
+
+_CALLS = {
+    "PartitionedCall": ("f",),
+    "StatefulPartitionedCall": ("f",),
+    "While": ("body",),
+    "StatelessWhile": ("body",),
+    "If": ("then_branch", "else_branch"),
+    "StatelessIf": ("then_branch", "else_branch"),
+}
+
+
+def silent_probes(graph, start=0):
+    """Names of `probe` calls in functions that a graph calls and that were traced while no session was active."""
+    found = set()
+    for op in graph.get_operations()[start:]:
+        for attribute in _CALLS.get(op.type, ()):
+            called = graph._get_function(op.get_attr(attribute).name)
+            if called is not None and called.graph is not None:
+                is_function = attribute == "f"
+                found |= getattr(called.graph, "looptape_probes", set()) if is_function else silent_probes(called.graph)
+    return found
+
+
 @contextlib.contextmanager
 def replaced_loops(layers, make_loop):
     """Replaces `layer.inner_loop` on these very objects while the context lasts; `make_loop(layer, original)`

@@ -10,7 +10,7 @@ import math
 
 import tensorflow as tf
 
-from trainer.probing import active, taps
+from trainer.probing import active, internals, taps
 
 DEFAULT_CAPACITY = {1: 512, 2: 64, 3: 16}
 # Columns of a table. All are sums over the visits of a time step.
@@ -18,6 +18,7 @@ COLUMNS = ("visits", "value", "examples", "zeros", "elements", "nonfinite")
 BUCKETS = 32
 
 
+@tf.autograph.experimental.do_not_convert
 def probe(name, tensor, t, *, batched=True):
     """Returns `tensor`; reports its gradient at time step t under layer `name` while a probed update is
     traced.
@@ -34,6 +35,7 @@ def probe(name, tensor, t, *, batched=True):
     """
     session = active.session()
     if session is None:
+        internals.note_probe(name)
         return tensor
     frame = active.frame()
     if frame is not None and frame.record is not None and t is frame.time:

@@ -56,12 +56,13 @@ class ProbeSession:
         self._names = {id(layer): name for name, layer in self._layers.items()}
         self._reached = {}  # id(layer) -> number of calls
         self._loops, self._probes = {}, {}
-        self._stack = self._watcher = self._graph = self._root = None
+        self._stack = self._watcher = self._graph = self._root = self._start = None
 
     def __enter__(self):
         if self._root is not None:
             raise RuntimeError("A `ProbeSession` can be entered once. Make a new one for each trace.")
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._start = 0 if self._graph is None else len(self._graph.get_operations())
         self._root = self._make_root()
         with contextlib.ExitStack() as stack:
             stack.enter_context(active.activated(self))
@@ -75,6 +76,7 @@ class ProbeSession:
         if exception[0] is None:
             read = {id(variable) for variable in self._watcher.watched_variables()}
             errors.check_reached(self._layers, self._reached, read)
+            errors.check_silent(self._graph, self._start)
             errors.check_differentiable(self._graph, self._probes.values())
 
     def _make_root(self):
