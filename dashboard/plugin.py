@@ -8,7 +8,6 @@ import functools
 import gzip
 import hashlib
 import pathlib
-from concurrent import futures
 
 import numpy as np
 from tensorboard import errors, plugin_util
@@ -21,7 +20,6 @@ from dashboard.cache import BoundedCache
 from dashboard.series import SeriesReader
 
 DEFAULT_SAMPLES = 1000
-FIRST_QUANTITY, READ_AHEAD = "state", 8
 PAYLOAD_CACHE_BYTES = 16 * 2**20
 STATIC_DIRECTORY = pathlib.Path(__file__).parent / "static"
 MIME_TYPES = {".js": "text/javascript", ".css": "text/css"}
@@ -58,7 +56,6 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
         self._reader = SeriesReader(context.data_provider)
         self._payloads = BoundedCache(PAYLOAD_CACHE_BYTES)
         self._static, self._entry = _static_routes()
-        self._ahead = futures.ThreadPoolExecutor(1, "gradient_flow_ahead")
 
     def get_plugin_apps(self):
         routes = {
@@ -69,22 +66,7 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
             "/csv": self._serve_csv,
         }
         routes.update(self._static)
-        if self._entry in routes:
-            routes[self._entry] = functools.partial(self._serve_entry, routes[self._entry])
         return routes
-
-    def _serve_entry(self, serve, environ, start_response):
-        """The entry module: the tab is being opened. While the browser loads it, read what it will ask for."""
-        self._ahead.submit(self._read_ahead, _context(wrappers.Request(environ)))
-        return serve(environ, start_response)
-
-    def _read_ahead(self, context):
-        """Prepares the first view: the state gradient of the runs written to last. Fails silently, if at all."""
-        found, _ = self._reader.list(*context)
-        states = [series for series in found.values() if series.quantity == FIRST_QUANTITY]
-        states.sort(key=lambda series: series.version[1] or 0, reverse=True)
-        for series in states[:READ_AHEAD]:
-            self._heatmap_body(context, series)
 
     def is_active(self):
         # Asked only when the data provider lists no data of ours.
@@ -133,17 +115,13 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
         baseline = None if minus is None else self._reader.find(*context, minus, series.tag)
         if (baseline or normalise == "last") and not series.logarithmic:
             raise errors.InvalidArgumentError("Loss shares are neither normalised nor subtracted: they are shares.")
-        return _respond_binary(request, self._heatmap_body(context, series, align, normalise, baseline, max_rows))
-
-    def _heatmap_body(self, context, series, align="start", normalise="none", baseline=None, max_rows=binning.MAX_ROWS):
-        """Returns the answer's bytes, from the cache if nothing is new."""
-        key = (context[1], series.run, series.tag, align, normalise, baseline and baseline.run, max_rows)
+        key = (context[1], series.run, series.tag, align, normalise, minus, max_rows)
         version = (series.version, baseline and baseline.version)
         body = self._payloads.get(key, version)
         if body is None:
             body = self._heatmap(context, series, align == "end", normalise == "last", baseline, max_rows)
             self._payloads.put(key, version, body, len(body))
-        return body
+        return _respond_binary(request, body)
 
     def _heatmap(self, context, series, end, normalise, baseline, max_rows):
         rows = self._reader.rows(*context, series)

@@ -38,8 +38,7 @@ class TimestepLog:
         for layer, vectors in presented.vectors.items():
             label = prefix + layer
             self.latest[label] = vectors
-            examples = report["totals"][layer].get("examples")
-            valid = None if examples is None else _fit(examples.numpy() > 0, next(iter(vectors.values())))
+            valid = self._valid(report, layer, next(iter(vectors.values())))
             shape = presented.shapes.get(layer)
             for quantity, vector in vectors.items():
                 own = valid if valid is not None and valid.shape == vector.shape else None
@@ -52,8 +51,16 @@ class TimestepLog:
                 values += self._pictures_of(label, step, vectors["state"])
         for layer, shares in report.get("shares", {}).items():
             for loss, share in zip(minimizer.names, shares.numpy(), strict=True):
-                values.append(metadata.loss_share_summary(prefix + layer, loss, share))
+                valid = self._valid(report, layer, share)
+                values.append(metadata.loss_share_summary(prefix + layer, loss, share, valid))
         return values
+
+    @staticmethod
+    def _valid(report, layer, vector):
+        """Which time steps some example is valid at, or None where that is not known."""
+        examples = report["totals"][layer].get("examples")
+        valid = None if examples is None else examples.numpy() > 0
+        return valid if valid is not None and valid.shape == vector.shape else None
 
     def _losses(self, prefix, minimizer, report):
         if "norms" not in report:
@@ -98,7 +105,3 @@ class TimestepLog:
         if missing:
             self._owner.probe_capacity |= missing
             self._owner.calls.forget_probes()
-
-
-def _fit(valid, vector):
-    return valid if valid.shape == vector.shape else None

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from experiments import launch
@@ -23,13 +24,13 @@ def test_the_target_is_the_sum_of_the_two_marked_numbers():
 
 
 def test_batches_are_all_different_and_held_out_ones_too():
-    config = Config(length=10, batch_size=4, eval_examples=6)
+    config = Config(length=10, batch_size=6, eval_examples=6)
     dataset, held_out = data(config)
     seen = [batch[0].numpy() for batch in dataset.take(5)] + [batch[0].numpy() for batch in held_out]
     assert sum(len(batch) for batch in seen[5:]) == 6
     rows = np.concatenate(seen)
     assert len(np.unique(rows, axis=0)) == len(rows)
-    other, _ = data(Config(length=10, batch_size=4, eval_examples=6, seed=1))
+    other, _ = data(Config(length=10, batch_size=6, eval_examples=6, seed=1))
     assert not np.array_equal(next(iter(other))[0], seen[0])
 
 
@@ -46,10 +47,14 @@ def test_the_position_in_the_data_is_saved(tmp_path):
 
 
 def test_it_is_learnt():
-    """Far below the 0.167 of a constant; a loss on the wrong target, or one that does not train, stays above it."""
+    """Far below the 0.167 of a constant, by what the model answers: a wrong loss would agree with itself."""
     config = Config(length=8, units=16, steps=250, jit_compile=False, probe_every=0, eval_every=None, eval_examples=500)
-    results = launch.run(config, build, show=False)
-    assert results["error"] < 0.02
+    made = []
+    results = launch.run(config, lambda config: made.append(build(config)) or made[0], show=False)
+    inputs, targets = sequences(1000, 8, [7, 7])
+    error = np.mean((made[0].trainer.model(inputs) - targets) ** 2)
+    assert error < 0.02
+    assert results["error"] == pytest.approx(error, rel=0.3)
 
 
 def test_every_cell_builds_a_model():

@@ -3,6 +3,7 @@
 import dataclasses
 import glob
 import os
+import shutil
 
 import keras
 import numpy as np
@@ -121,6 +122,7 @@ def test_a_resumed_run_does_without_the_warm_start(tmp_path):
     options = {"workdir": str(tmp_path / "run"), "init_from": str(tmp_path / "source"), "seed": 1}
     _, first = kept(**options)
     before = first.trainer.model.get_weights()
+    shutil.rmtree(tmp_path / "source")
     _, second = kept(**options, steps=5, learning_rate=1e-12)
     np.testing.assert_allclose(second.trainer.model.get_weights()[0], before[0], atol=1e-6)
 

@@ -41,7 +41,7 @@ def check_place(what, graph):
     """
     if internals.recording_stopped():
         raise ProbeError(
-            f"{what} is inside `tf.recompute_grad` (or `tape.stop_recording()`): its forward pass is not "
+            f"{what} is inside `tf.recompute_grad` (or `keras.remat`): its forward pass is not "
             "recorded, and no gradient of its time steps comes back. Take it out of the recomputed part, or "
             "turn recomputation off in probed updates."
         )

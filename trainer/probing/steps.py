@@ -34,6 +34,9 @@ class StepRecord(LoopRecord):
         self.batch, self.length = tf.shape(inputs)[1], inputs.shape[0]
         return inputs
 
+    def discover(self, name, tensor, batched):
+        """A `probe` in a time step is like any other in Python."""
+
     def separate(self, flat):
         """Gives states that are one and the same tensor a tensor each."""
         ids = [id(state) for state in flat]
