@@ -6,6 +6,18 @@ import statistics
 import time
 from importlib import metadata
 
+import keras
+
+
+class Clock(keras.callbacks.Callback):
+    """The time between the first and the last update: what happens once per `fit` is not part of an update."""
+
+    def on_train_begin(self, logs=None):
+        self.start = time.perf_counter()
+
+    def on_train_end(self, logs=None):
+        self.seconds = time.perf_counter() - self.start
+
 
 def interleave(contestants, rounds):
     """Runs each contestant once per round, in turn. Returns {name: [seconds, …]}.

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.measure import interleave, machine, row, table
+from benchmarks.measure import Clock, interleave, machine, row, table
 from trainer import Trainer
 
 PER_CALL = 100
@@ -78,21 +78,11 @@ def hand_written(model, dataset, safe):
     return run
 
 
-class _Clock(keras.callbacks.Callback):
-    """The time between the first and the last update: what happens once per `fit` is not part of an update."""
-
-    def on_train_begin(self, logs=None):
-        self.start = time.perf_counter()
-
-    def on_train_end(self, logs=None):
-        self.seconds = time.perf_counter() - self.start
-
-
 def looptape(model, dataset, workdir, **options):
     trainer = Trainer(model, keras.optimizers.Adam(1e-3), {"error": keras.losses.MeanSquaredError()}, **options)
 
     def run(updates):
-        clock = _Clock()
+        clock = Clock()
         trainer.fit(
             dataset,
             steps=trainer.host_step + updates,

@@ -13,8 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.measure import interleave, machine, row, table
-from benchmarks.overhead import _Clock
+from benchmarks.measure import Clock, interleave, machine, row, table
 from trainer import Trainer
 
 
@@ -28,7 +27,7 @@ def contestant(probe_every, workdir):
     )
 
     def run(updates=200):
-        clock = _Clock()
+        clock = Clock()
         steps = trainer.host_step + updates
         trainer.fit(dataset, steps=steps, log_every=100, workdir=workdir, callbacks=[clock], progress=False)
         return clock.seconds

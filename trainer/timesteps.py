@@ -87,10 +87,10 @@ class TimestepLog:
         return self._pictures.setdefault(label, heatmap.History())
 
     def _pictures_of(self, label, step, vector):
-        """The heat map, drawn anew when a tenth more rows have come: pictures are larger than rows."""
+        """The heat map, drawn anew when half as many rows more have come: a picture costs more than a row."""
         history = self._history(label)
         history.add(step, vector)
-        if self.rows < 1.1 * history.drawn and self.rows != history.drawn:
+        if self.rows < 1.5 * history.drawn and self.rows != history.drawn:
             return []
         history.drawn = self.rows
         title = f"{label}: gradient of the state at every time step"

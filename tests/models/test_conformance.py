@@ -106,6 +106,41 @@ def test_its_config_makes_it_again(name):
     assert [v.shape for v in again.variables] == [v.shape for v in model.variables]
 
 
+# Every argument of every class, none at its default. `LoopRNN` has the arguments and the config of `keras.layers.RNN`.
+ARGUMENTS = {
+    "ActorCritic": {"features": 3, "actions": 2, "units": (4,), "shared": True},
+    "AdversarialPair": {"features": 3, "latent_size": 5, "units": (4,)},
+    "IdentityRNNCell": {"units": 4, "scale": 0.5, "kernel_scale": 0.2},
+    "LanguageModel": {
+        "vocabulary_size": 7,
+        "units": 4,
+        "layers": 2,
+        "embedding_size": 5,
+        "cell": "gru",
+        "dropout": 0.5,
+        "batch_size": 3,
+    },
+    "MinimalGatedCell": {"units": 4, "gate_bias": -2.0},
+    "OrthogonalRNNCell": {"units": 4, "reflections": 2, "start": "random"},
+    "PhysicsInformedNetwork": {"dimensions": 3, "units": (4,), "mean": [1.0, 2.0, 3.0], "scale": [2.0, 3.0, 4.0]},
+    "SharedTrunk": {"features": 3, "heads": {"a": 2}, "units": (4,), "head_units": 5},
+    "VariationalAutoencoder": {"input_shape": (2, 2), "latent_size": 3, "units": (4,), "seed": 5},
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(models.__all__) - {"LoopRNN"}))
+def test_its_config_has_all_arguments(name):
+    cls, given = getattr(models, name), ARGUMENTS[name]
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    defaults = {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+    assert set(given) == set(defaults)
+    assert not [argument for argument, value in given.items() if value == defaults[argument]]
+    config = cls(**given).get_config()
+    assert {argument: config[argument] for argument in given} == given
+    again = cls.from_config(config).get_config()
+    assert {argument: again[argument] for argument in given} == given
+
+
 @every_model
 def test_it_prints_a_summary(name):
     lines = []
