@@ -2,8 +2,8 @@
 
     make demo && .venv/bin/python docs/make_pictures.py runs/demo
 
-`heatmap.png` is the newest heat map as TensorBoard's image tab shows it; `gradient-flow.png` is the Gradient Flow tab in
-headless Chromium (left out with a word where Chromium is not installed).
+`heatmap.png` is the newest heat map as TensorBoard's image tab shows it; `gradient-flow.png` is the Gradient Flow tab
+in headless Chromium (left out with a word where Chromium is not installed).
 """
 
 import shutil
@@ -18,10 +18,17 @@ from pathlib import Path
 from tensorboard.compat.proto import event_pb2
 
 PICTURES = Path(__file__).resolve().parent / "pictures"
-BROWSER_OPTIONS = (
-    "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --window-size=1280,800 --virtual-time-budget=15000"
-).split()
+BROWSER_OPTIONS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1280,800",
+    "--virtual-time-budget=15000",
+]
 
 
 def newest_heatmap(workdir):
