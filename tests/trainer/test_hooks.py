@@ -276,3 +276,24 @@ def test_the_summary_names_what_happens(capsys):
     text = capsys.readouterr().out
     for part in ("21 trainable parameters", "size: MeanSquaredError, weight 0.5", "global norm of 2", "Adam.apply"):
         assert part in text
+
+
+def test_the_final_the_best_and_the_averaged_weights_are_exported(tmp_path):
+    model = linear_model()
+    seen = []
+    trainer = Trainer(model, keras.optimizers.SGD(0.2), {"error": mse()}, ema_decay=0.9)
+    data = dataset(X, Y, batch=32)
+    spy = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append((logs["val_loss"], model.get_weights()))
+    )
+    trainer.fit(
+        data.repeat(), steps=6, eval_dataset=data, eval_every=2, workdir=tmp_path, callbacks=[spy], progress=False
+    )
+    other = linear_model(seed=9)
+    other.load_weights(tmp_path / "best.weights.h5")
+    best = min(seen, key=lambda pair: pair[0])[1]
+    np.testing.assert_array_equal(other.get_weights()[0], best[0])
+    other.load_weights(tmp_path / "averaged.weights.h5")
+    np.testing.assert_array_equal(other.get_weights()[0], trainer.main.averages[0].numpy())
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert_identical_weights(other, model)
