@@ -71,6 +71,7 @@ class Fitting:
         self._progress = Progress(self._total_steps(), trainer.host_step, self._show)
         self._log_window, self._epoch_window = trainer.ledger.window(), trainer.ledger.window()
         if resumed:
+            self._progress.message(f"resumed at step {trainer.host_step:,} from {self._store.directory}")
             persistence.restore_windows(trainer, self._log_window, self._epoch_window)
         self._window_start, self._waited = time.monotonic(), 0.0
         try:
@@ -274,8 +275,6 @@ class Fitting:
         self._source.checkpointable()  # warns before the first step
         resumed = persistence.restore(self._trainer, self._source, self._store)
         resume_step = self._trainer.host_step
-        if resumed:
-            logging.info("Resumed at step %d from %s.", resume_step, self._store.directory)
         runs = [os.path.join(self._workdir, run) for run in ("train", "eval")]
         if resumed:
             for run in runs:

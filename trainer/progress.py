@@ -1,10 +1,8 @@
-"""What a person sees while training: a bar on a terminal, log lines elsewhere, a summary at the end."""
+"""What a person sees while training: a bar on a terminal, plain lines elsewhere, a summary at the end."""
 
 import shutil
 import sys
 import time
-
-from absl import logging
 
 _BAR_INTERVAL_SECONDS = 0.2
 _LINE_INTERVAL_SECONDS = 10.0
@@ -53,7 +51,7 @@ class Progress:
             self._stream.flush()
             self._width = len(line)
         else:
-            logging.info("%s", line)
+            self._print(line)
 
     def message(self, text):
         """Says something without tearing the bar."""
@@ -64,7 +62,11 @@ class Progress:
             self._stream.flush()
             self._width = 0
         else:
-            logging.info("%s", text)
+            self._print(text)
+
+    def _print(self, line):
+        self._stream.write(line + "\n")
+        self._stream.flush()
 
     def close(self, step):
         """Shows the last state and a closing line."""
