@@ -1,12 +1,13 @@
-"""What probing costs: `python -m benchmarks.probing` prints the tables as Markdown.
+"""What probing costs: a probed update against a plain one, long sequences against short ones, against `tape.jacobian`.
 
-Every figure is a ratio of two programs that take turns in one process; the median over the rounds is printed,
-with the range. CPU only. Settings: `--rounds`, `--only <table>`.
+    python -m benchmarks.probing [--rounds 9] [--only updates|growth|jacobian|layers]
+
+An update is forward, loss, backward and Adam; a probed one reports in addition all that is logged.
 """
 
 import argparse
 import os
-import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -17,34 +18,28 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.measure import interleave, machine, ratio, table
 from models import LoopRNN
 from trainer.probing import ProbeSession, probe, recurrent_loop
 
 FEATURES = 32
+CASES = [("LSTM", 32, 200, 128, 1.20), ("LSTM", 64, 50, 256, 1.10), ("GRU", 8, 1600, 16, 1.40)]
 
 
-def interleaved(programs, rounds, seconds=0.4):
-    """{name: seconds per call, one for each round}; all programs take turns in each round."""
-    repeats = {}
-    for name, program in programs.items():
-        program()
+def contestant(program, seconds=0.4):
+    """A function that measures the seconds of one call, averaged over as many as fit. Calls it twice beforehand."""
+    program()
+    start = time.perf_counter()
+    program()
+    repeats = max(1, int(seconds / (time.perf_counter() - start)))
+
+    def measure():
         start = time.perf_counter()
-        program()
-        repeats[name] = max(1, int(seconds / (time.perf_counter() - start)))
-    times = {name: [] for name in programs}
-    for _ in range(rounds):
-        for name, program in programs.items():
-            start = time.perf_counter()
-            for _ in range(repeats[name]):
-                program()
-            times[name].append((time.perf_counter() - start) / repeats[name])
-    return times
+        for _ in range(repeats):
+            program()
+        return (time.perf_counter() - start) / repeats
 
-
-def ratio(times, name, base):
-    """Median and range of the ratios of each round."""
-    ratios = np.array(times[name]) / np.array(times[base])
-    return f"{np.median(ratios):.2f} ({ratios.min():.2f}–{ratios.max():.2f})"
+    return measure
 
 
 def make_model(kind, units, length):
@@ -57,8 +52,8 @@ def make_model(kind, units, length):
     return keras.Sequential([keras.Input((length, FEATURES)), layers[kind](), keras.layers.Dense(1)])
 
 
-def make_update(model, batch, length, probed=False, jit_compile=False):
-    """One whole update: forward, loss, backward, Adam; probed with all that is logged."""
+def make_update(model, batch, length, probed=None, jit_compile=False):
+    """One whole update as a contestant. `probed`: options of the session, None for a plain update."""
     generator = np.random.default_rng(0)
     x = tf.constant(generator.normal(size=[batch, length, FEATURES]).astype("float32"))
     y = tf.constant(generator.normal(size=[batch, length, 1]).astype("float32"))
@@ -68,74 +63,68 @@ def make_update(model, batch, length, probed=False, jit_compile=False):
 
     @tf.function(jit_compile=jit_compile, autograph=False)
     def update(x, y):
-        session = ProbeSession(model) if probed else None
+        session = None if probed is None else ProbeSession(model, **probed)
         with tf.GradientTape() as tape:
-            if probed:
+            if session is None:
+                outputs = model(x, training=True)
+            else:
                 with session:
                     outputs = model(x, training=True)
-            else:
-                outputs = model(x, training=True)
             loss = tf.reduce_mean(tf.square(outputs - y))
-        gradients = tape.gradient(loss, variables + (session.sources if probed else []))
+        gradients = tape.gradient(loss, variables + ([] if session is None else session.sources))
         optimizer.apply(gradients[: len(variables)], model.trainable_variables)
-        return loss, session.totals(gradients[len(variables) :], batch) if probed else {}
+        return loss, {} if session is None else session.totals(gradients[len(variables) :], batch)
 
     return lambda: float(update(x, y)[0])
 
 
 def table_updates(rounds):
-    """A fully probed update against a plain one."""
-    print("\n### A fully probed update against the plain one\n")
-    print(
-        "| layer | batch | time | units | XLA | plain ms | probed / plain | wanted |\n|---|---|---|---|---|---|---|---|"
-    )
-    cases = [("LSTM", 32, 200, 128, "≤ 1.20"), ("LSTM", 64, 50, 256, "≤ 1.10"), ("GRU", 8, 1600, 16, "≤ 1.40")]
-    for kind, batch, length, units, wanted in cases:
+    """A fully probed update (states, inputs, weights) against a plain one, and one without the inputs."""
+    rows = []
+    for kind, batch, length, units, limit in CASES:
         for jit_compile in (False, True):
             model = make_model(kind, units, length)
-            programs = {
-                "plain": make_update(model, batch, length, jit_compile=jit_compile),
-                "probed": make_update(model, batch, length, probed=True, jit_compile=jit_compile),
+            programs = {"plain": None, "probed": {}, "states and weights": {"inputs": False}}
+            contestants = {
+                name: contestant(make_update(model, batch, length, probed, jit_compile))
+                for name, probed in programs.items()
             }
-            times = interleaved(programs, rounds)
-            print(
-                f"| {kind} | {batch} | {length} | {units} | {'yes' if jit_compile else 'no'} "
-                f"| {1e3 * np.median(times['plain']):.1f} | {ratio(times, 'probed', 'plain')} "
-                f"| {'' if jit_compile else wanted} |",
-                flush=True,
-            )
+            times = interleave(contestants, rounds)
+            what = f"{kind} {units}, batch {batch}, T {length}{', XLA' if jit_compile else ''}"
+            for name in ("probed", "states and weights"):
+                median, low, high = ratio(times, name, "plain")
+                reached = "" if jit_compile else ("yes" if median <= limit else "**no**")
+                wanted = "" if jit_compile else f"≤ {limit}"
+                plain = f"{1e3 * statistics.median(times['plain']):.0f}"
+                rows.append([what, name, plain, f"{median:.3f}", f"{low:.2f}–{high:.2f}", wanted, reached])
+    print(table(["update", "probed", "plain, ms", "ratio to plain", "spread", "limit", "reached"], rows), flush=True)
 
 
 def table_growth(rounds):
-    """Cost per time step of long sequences against short ones."""
-    print("\n### Cost per time step at T = 6,400 against T = 400\n")
-    print("| what | batch | units | probed, µs per time step at 400 | at 6,400 | growth | plain growth | wanted |")
-    print("|---|---|---|---|---|---|---|---|")
-    for kind, wanted in [("LSTM", "≤ 1.50"), ("GRU", "≤ 1.50"), ("LoopRNN(LSTMCell)", "≤ 1.50")]:
-        programs = {}
-        for length in (400, 6400):
-            model = make_model(kind, 16, length)
-            programs[f"probed {length}"] = make_update(model, 8, length, probed=True)
-            programs[f"plain {length}"] = make_update(model, 8, length)
-        _print_growth(f"{kind} layer", 8, 16, interleaved(programs, rounds), wanted)
-    for name, make in [("`recurrent_loop`", make_own_loop), ("`probe` in a `tf.while_loop`", make_user_loop)]:
-        programs = {}
-        for length in (400, 6400):
-            programs[f"probed {length}"] = make(32, length, 16, True)
-            programs[f"plain {length}"] = make(32, length, 16, False)
-        wanted = "≤ 1.50" if make is make_own_loop else "printed"
-        _print_growth(name, 32, 16, interleaved(programs, rounds), wanted)
+    """Cost per time step at T = 6,400 against T = 400, probed and plain."""
+    rows = []
+    for kind in ("LSTM", "GRU", "LoopRNN(LSTMCell)"):
+
+        def make(length, probed, kind=kind):
+            return make_update(make_model(kind, 16, length), 8, length, {} if probed else None)
+
+        rows.append(_growth(f"{kind}, batch 8, 16 units", make, rounds, 1.5))
+    rows.append(_growth("`recurrent_loop` with two probes, batch 32, 16 units", make_own_loop, rounds, 1.5))
+    rows.append(_growth("`tf.while_loop` with two probes, batch 32, 16 units", make_user_loop, rounds, None))
+    header = ["loop", "probed, µs per time step at 400", "at 6,400", "growth", "plain growth", "limit", "reached"]
+    print(table(header, rows), flush=True)
 
 
-def _print_growth(name, batch, units, times, wanted):
-    each = {key: 1e6 * np.array(values) / int(key.split()[1]) for key, values in times.items()}
-    growths = [np.median(each[f"{kind} 6400"] / each[f"{kind} 400"]) for kind in ("probed", "plain")]
-    print(
-        f"| {name} | {batch} | {units} | {np.median(each['probed 400']):.0f} | "
-        f"{np.median(each['probed 6400']):.0f} "
-        f"| {growths[0]:.2f} | {growths[1]:.2f} | {wanted} |",
-        flush=True,
-    )
+def _growth(name, make, rounds, limit):
+    contestants = {
+        (probed, length): contestant(make(length, probed)) for probed in (True, False) for length in (400, 6400)
+    }
+    times = interleave(contestants, rounds)
+    each = {key: [1e6 * seconds / key[1] for seconds in values] for key, values in times.items()}
+    probed, plain = [ratio(each, (kind, 6400), (kind, 400))[0] for kind in (True, False)]
+    middle = [f"{statistics.median(each[True, length]):.0f}" for length in (400, 6400)]
+    reached = "printed" if limit is None else ("yes" if probed <= limit else "**no**")
+    return [name, *middle, f"{probed:.2f}", f"{plain:.2f}", "" if limit is None else f"≤ {limit}", reached]
 
 
 def _weights(units):
@@ -143,10 +132,12 @@ def _weights(units):
     return [tf.Variable(generator.normal(size=[units, units]).astype("float32") / units**0.5) for _ in range(2)]
 
 
-def _differentiated(forward, variables, probed):
+def _differentiated(forward, variables, length, probed, batch=32, units=16):
+    x = tf.constant(np.random.default_rng(0).normal(size=[batch, length, units]).astype("float32"))
+
     @tf.function(autograph=False)
     def update(x):
-        session = ProbeSession(capacity={"hidden": x.shape[1], "weight": x.shape[1]}) if probed else None
+        session = ProbeSession(capacity={"hidden": length, "weight": length})
         with tf.GradientTape() as tape:
             if probed:
                 with session:
@@ -155,15 +146,15 @@ def _differentiated(forward, variables, probed):
                 state = forward(x)
             loss = tf.reduce_mean(tf.square(state))
         gradients = tape.gradient(loss, variables + (session.sources if probed else []))
-        totals = session.totals(gradients[len(variables) :], 32.0) if probed else {}
+        totals = session.totals(gradients[len(variables) :], float(batch)) if probed else {}
         return loss, gradients[: len(variables)], totals
 
-    return update
+    return lambda: float(update(x)[0])
 
 
-def make_own_loop(batch, length, units, probed):
+def make_own_loop(length, probed):
     """A step function of a user's on our loop, two probes in it."""
-    kernel, recurrent = _weights(units)
+    kernel, recurrent = _weights(16)
 
     def forward(x):
         def step(t, inputs, states):
@@ -171,16 +162,14 @@ def make_own_loop(batch, length, units, probed):
             hidden = probe("hidden", tf.tanh(inputs @ kernel + states[0] @ weight), t)
             return hidden, [hidden]
 
-        return recurrent_loop(step, x, [tf.zeros([batch, units])], return_sequences=False)[0]
+        return recurrent_loop(step, x, [tf.zeros([32, 16])], return_sequences=False, name="loop")[0]
 
-    update = _differentiated(forward, [kernel, recurrent], probed)
-    x = tf.constant(np.random.default_rng(0).normal(size=[batch, length, units]).astype("float32"))
-    return lambda: float(update(x)[0])
+    return _differentiated(forward, [kernel, recurrent], length, probed)
 
 
-def make_user_loop(batch, length, units, probed):
+def make_user_loop(length, probed):
     """The same in a `tf.while_loop` that knows nothing of us."""
-    kernel, recurrent = _weights(units)
+    kernel, recurrent = _weights(16)
 
     def forward(x):
         slices = tf.TensorArray(tf.float32, length).unstack(tf.transpose(x, [1, 0, 2]))
@@ -189,22 +178,18 @@ def make_user_loop(batch, length, units, probed):
             weight = probe("weight", tf.convert_to_tensor(recurrent), t, batched=False)
             return t + 1, probe("hidden", tf.tanh(slices.read(t) @ kernel + state @ weight), t)
 
-        initial = (tf.constant(0), tf.zeros([batch, units]))
+        initial = (tf.constant(0), tf.zeros([32, 16]))
         return tf.while_loop(lambda t, _: t < length, body, initial, maximum_iterations=length)[1]
 
-    update = _differentiated(forward, [kernel, recurrent], probed)
-    x = tf.constant(np.random.default_rng(0).normal(size=[batch, length, units]).astype("float32"))
-    return lambda: float(update(x)[0])
+    return _differentiated(forward, [kernel, recurrent], length, probed)
 
 
-def make_jacobian(batch, length, units, how):
-    """Norms by time step of an LSTM layer: by probes, or by `tape.jacobian` with respect to one copy of the
-    weights per step.
-    """
-    model = make_model("LSTM", units, length)
+def make_norms(how):
+    """Norms by time step, LSTM 64, batch 32, T 100: by probes in a whole update, or by `tape.jacobian` alone."""
+    model = make_model("LSTM", 64, 100)
     if how == "probes":
-        return make_update(model, batch, length, probed=True)
-    x = tf.constant(np.random.default_rng(0).normal(size=[batch, length, FEATURES]).astype("float32"))
+        return make_update(model, 32, 100, {})
+    x = tf.constant(np.random.default_rng(0).normal(size=[32, 100, FEATURES]).astype("float32"))
 
     @tf.function(autograph=False)
     def jacobian(x):
@@ -217,22 +202,20 @@ def make_jacobian(batch, length, units, how):
 
 
 def table_jacobian(rounds):
-    """Against `tape.jacobian`; memory is the peak of a process of its own."""
-    print("\n### Norms by time step: probes against `tape.jacobian` (LSTM, T = 100, batch 32, 64 units)\n")
-    programs = {how: make_jacobian(32, 100, 64, how) for how in ("probes", "jacobian")}
-    times = interleaved(programs, rounds)
-    speed = np.median(np.array(times["jacobian"]) / np.array(times["probes"]))
+    """Against `tape.jacobian`: time, and peak memory in a process of its own over that of an idle one."""
+    times = interleave({how: contestant(make_norms(how)) for how in ("probes", "jacobian")}, rounds)
+    faster, low, high = ratio(times, "jacobian", "probes")
     memory = {how: _peak_memory(how) for how in ("nothing", "probes", "jacobian")}
     used = {how: memory[how] - memory["nothing"] for how in ("probes", "jacobian")}
-    print("| | probes | `tape.jacobian` | ratio | wanted |\n|---|---|---|---|---|")
-    print(
-        f"| ms | {1e3 * np.median(times['probes']):.0f} | {1e3 * np.median(times['jacobian']):.0f} | "
-        f"{speed:.0f} × faster | ≥ 20 |"
-    )
-    print(
-        f"| peak MB over an idle process | {used['probes']:.0f} | {used['jacobian']:.0f} | "
-        f"{used['probes'] / used['jacobian']:.2f} | ≤ 0.50 |"
-    )
+    share = used["probes"] / used["jacobian"]
+    rows = [
+        ["ms"] + [f"{1e3 * statistics.median(times[how]):.0f}" for how in ("probes", "jacobian")],
+        ["peak MB"] + [f"{used[how]:.0f}" for how in ("probes", "jacobian")],
+    ]
+    rows[0] += [f"{faster:.0f} × faster ({low:.0f}–{high:.0f})", "≥ 20", "yes" if faster >= 20 else "**no**"]
+    rows[1] += [f"{share:.2f}", "≤ 0.5", "yes" if share <= 0.5 else "**no**"]
+    header = ["LSTM 64, batch 32, T 100", "a probed update", "`tape.jacobian`", "ratio", "limit", "reached"]
+    print(table(header, rows), flush=True)
 
 
 def _peak_memory(how):
@@ -241,46 +224,53 @@ def _peak_memory(how):
 
 
 def print_memory(how):
-    if how == "nothing":
-        make_model("LSTM", 64, 100)(tf.zeros([1, 100, FEATURES]))
-    else:
-        program = make_jacobian(32, 100, 64, how)
-        for _ in range(3):
-            program()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    """Peak memory of this process in MB after three calls; "nothing": after the plain model alone."""
+    program = make_norms(how) if how != "nothing" else lambda: make_model("LSTM", 64, 100)(tf.zeros([1, 100, FEATURES]))
+    for _ in range(3):
+        program()
+    with open("/proc/self/status") as file:  # `ru_maxrss` would begin at the peak of the process that started this one
+        peak = next(line for line in file if line.startswith("VmHWM"))
+    print(int(peak.split()[1]) / 1024)
 
 
 def table_layers(rounds):
-    """`LoopRNN` against the Keras layer."""
-    print("\n### `models.LoopRNN` against the Keras layer (a plain update)\n")
-    print("| cell | batch | time | units | LoopRNN / Keras | with XLA |\n|---|---|---|---|---|---|")
-    for kind, batch, length, units in [("LSTM", 32, 200, 128), ("LSTM", 64, 50, 256), ("GRU", 8, 1600, 16)]:
-        ratios = []
+    """A plain update with `models.LoopRNN` against one with the Keras layer."""
+    rows = []
+    for kind, batch, length, units, _ in CASES:
         for jit_compile in (False, True):
-            programs = {
-                name: make_update(make_model(name, units, length), batch, length, jit_compile=jit_compile)
-                for name in (kind, f"LoopRNN({kind}Cell)")
+            ours = f"LoopRNN({kind}Cell)"
+            contestants = {
+                name: contestant(make_update(make_model(name, units, length), batch, length, None, jit_compile))
+                for name in (kind, ours)
             }
-            times = interleaved(programs, rounds)
-            ratios.append(ratio(times, f"LoopRNN({kind}Cell)", kind))
-        print(f"| {kind} | {batch} | {length} | {units} | {ratios[0]} | {ratios[1]} |", flush=True)
+            median, low, high = ratio(interleave(contestants, rounds), ours, kind)
+            what = f"{ours}, {units} units, batch {batch}, T {length}{', XLA' if jit_compile else ''}"
+            rows.append([what, f"{median:.3f}", f"{low:.2f}–{high:.2f}"])
+    print(table(["plain update", "ratio to Keras", "spread"], rows), flush=True)
 
 
-TABLES = {"updates": table_updates, "growth": table_growth, "jacobian": table_jacobian, "layers": table_layers}
+TABLES = {
+    "updates": table_updates,
+    "growth": table_growth,
+    "jacobian": table_jacobian,
+    "layers": table_layers,
+}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", choices=TABLES)
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory:
         print_memory(arguments.memory)
         return
-    for name, table in TABLES.items():
+    print(machine())
+    for name, make_table in TABLES.items():
         if arguments.only in (None, name):
-            table(arguments.rounds)
+            print(f"\n{make_table.__doc__}\n")
+            make_table(arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -367,6 +367,55 @@ def test_an_output_that_is_no_state_counts_as_part_of_the_whole_state():
         assert own["state_gradient/1"].shape == (BATCH, TIME, 2)
 
 
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_a_loss_made_of_gradients_through_the_layer(mode):
+    """A gradient penalty: the tapes are nested, and the state gradient has a part of second order."""
+    layer = keras.layers.SimpleRNN(2, name="layer")
+    layer(make_inputs())
+    weights = [v.value for v in layer.trainable_variables]
+
+    def run(x, probed):
+        session = ProbeSession(layer if probed else (), full=True)
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                with session:
+                    outputs = layer(x)
+                value = tf.reduce_sum(outputs**2)
+            loss = tf.reduce_sum(inner.gradient(value, x) ** 2)
+        gradients = tape.gradient(loss, weights + session.sources)
+        return gradients[: len(weights)], session.report(gradients[len(weights) :]) if probed else {}
+
+    plain, _ = tools.as_mode(lambda x: run(x, False), "graph")(make_inputs())
+    probed, report = tools.as_mode(lambda x: run(x, True), mode)(make_inputs())
+    for a, b in zip(plain, probed, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
+    # By hand, with a copy of each state.
+    copies, x = [], make_inputs()
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            state = tf.zeros([BATCH, 2])
+            for t in range(TIME):
+                state, _ = layer.cell(x[:, t], [state])
+                copies.append(tf.identity(state))
+                tape.watch(copies[-1])
+                state = copies[-1]
+            value = tf.reduce_sum(state**2)
+        loss = tf.reduce_sum(inner.gradient(value, x) ** 2)
+    expected = tf.stack(tape.gradient(loss, copies), axis=1)
+    np.testing.assert_allclose(report["layer"]["state_gradient/0"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_cells_of_one_name_are_told_apart():
+    layer = keras.layers.RNN([keras.layers.GRUCell(2, name="cell"), keras.layers.GRUCell(3, name="cell")], name="stack")
+    layer(make_inputs())
+    report = step(layer, make_inputs(), "graph", True)[4]
+    assert list(report) == ["stack", "stack/cell", "stack/cell_2"]
+    together = report["stack/cell"]["state"].numpy() ** 2 + report["stack/cell_2"]["state"].numpy() ** 2
+    np.testing.assert_allclose(report["stack"]["state"].numpy() ** 2, together, rtol=1e-5)
+
+
 def test_nothing_is_left_behind_also_after_an_error():
     model = build("bidirectional")
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.RNN)]

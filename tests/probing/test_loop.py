@@ -133,6 +133,22 @@ def test_a_loop_without_a_name_only_lets_its_probes_through():
         np.testing.assert_allclose(state, np.full(TIME, state[0]), rtol=1e-6)
 
 
+def test_a_loop_that_runs_twice_reports_twice():
+    def probed(t, x, states):
+        hidden = probe("hidden", x + states[0], t)
+        return hidden, [hidden]
+
+    def forward(x):
+        for _ in range(2):
+            x, _ = recurrent_loop(probed, x, [tf.zeros([BATCH, UNITS])], name="mine")
+        return x
+
+    found = report_of(forward, "graph")
+    assert list(found) == ["mine", "hidden", "mine_call_2", "hidden_call_2"]
+    np.testing.assert_allclose(found["hidden"]["state"], found["mine"]["state"])
+    assert not np.allclose(found["hidden"]["state"], found["hidden_call_2"]["state"])
+
+
 def test_unrolling_needs_a_length():
     run = tf.function(
         lambda x: recurrent_loop(step, x, [tf.zeros([BATCH, UNITS])], unroll=True),

@@ -1,8 +1,10 @@
-"""The recurrent layers inside a model, and the names under which they report."""
+"""The recurrent layers inside a model: how to find, name and run them on our own loop."""
 
 import keras
 
-from trainer.probing import internals
+from trainer.probing import active, internals
+from trainer.probing.cells import inner_cells, run_cell
+from trainer.probing.loop import Layout
 
 
 def find_layers(roots):
@@ -43,3 +45,33 @@ def _free(name, taken):
     while candidate in taken:
         candidate, count = f"{name}_{count}", count + 1
     return candidate
+
+
+def layout_of(layer):
+    """The `Layout` of a Keras recurrent layer."""
+    return Layout(layer.go_backwards, layer.unroll, layer.return_sequences, layer.zero_output_for_mask)
+
+
+def make_loop(layer, original):
+    """What stands in for `layer.inner_loop`: the same on our own loop, for the threads whose session wants
+    it.
+    """
+
+    def inner_loop(sequences, initial_state, mask, training=False):
+        session = active.session()
+        if session is None or not session.wants(layer):
+            return original(sequences, initial_state, mask, training=training)
+        record = session.open_layer(layer)
+        mask = keras.tree.flatten(mask)[0] if keras.tree.is_nested(mask) else mask
+        return run_cell(layer.cell, sequences, initial_state, mask, training, record.layout, record)
+
+    return inner_loop
+
+
+def describe_cells(cell):
+    """{name: (number of states, trainable variables)} of the cells of a stack, bottom first; else nothing."""
+    found = {}
+    for inner in inner_cells(cell):
+        name = _free(getattr(inner, "name", type(inner).__name__), found)
+        found[name] = (len(keras.tree.flatten(inner.state_size)), list(getattr(inner, "trainable_variables", ())))
+    return found

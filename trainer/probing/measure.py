@@ -40,7 +40,7 @@ def examples(record, group, gradients, factor, full=False):
         "state": tf.add_n([rows.squares for rows, _ in total]),
         "hidden": total[0][0].squares,
         **({"cell": total[1][0].squares} if len(group.states) == 2 else {}),
-        "recurrent": tf.add_n([rows.squares for rows in sent]),
+        "recurrent": tf.add_n([rows.squares for rows in sent]) if sent else tf.zeros_like(total[0][0].squares),
     }
     squares["external"] = _external_squares(group, gradients, arriving, last, squares["state"])
     factor = tf.cast(factor, tf.float64)

@@ -10,7 +10,7 @@ import math
 
 import tensorflow as tf
 
-from trainer.probing import active, internals, taps
+from trainer.probing import active, errors, internals, taps
 
 DEFAULT_CAPACITY = {1: 512, 2: 64, 3: 16}
 # Columns of a table. All are sums over the visits of a time step.
@@ -98,6 +98,25 @@ class ProbeRecord:
         self.visits[t].set_shape(tensor.shape)
         return taps.tap(tensor, self.visits[t])
 
+    def make_tables(self, tensor, root, per_example, full, batch):
+        """Makes the tables that `tap_row` fills, once, in the graph that is the default: that of the session."""
+
+        def batch_size():
+            if tensor.shape[0] is None and batch is None:
+                errors.raise_unknown_batch(self.name)
+            return batch if tensor.shape[0] is None else tensor.shape[0]
+
+        shapes = {"table": ([self.rows, len(COLUMNS)], tf.float32)}
+        if self.batched and per_example:
+            shapes["examples"] = ([self.rows, batch_size()], tf.float32)
+        if full:
+            inner = tensor.shape[1:] if self.batched else tensor.shape
+            errors.check_static(self.name, inner)
+            shapes["full"] = ([self.rows, *([batch_size()] if self.batched else []), *inner], tensor.dtype)
+        for key, (shape, dtype) in shapes.items():
+            if key not in self.sources:
+                self.sources[key] = tf.fill(shape, tf.cast(root, dtype))
+
     def tap_row(self, tensor, t):
         """A tap at a time step that only the graph knows."""
         keys = list(self.sources)
@@ -107,7 +126,8 @@ class ProbeRecord:
         def tapped(tensor, row, *tables):
             def gradient(upstream):
                 upstream = tf.convert_to_tensor(upstream)
-                updates = [update(key, upstream, self.batched) for key in keys]
+                # Not to be differentiated again under nested tapes: a norm has no derivative at 0.
+                updates = [tf.stop_gradient(update(key, upstream, self.batched)) for key in keys]
                 filled = [
                     tf.scatter_nd([[row]], tf.cast(update, table.dtype)[tf.newaxis], tf.shape(table))
                     for update, table in zip(updates, tables, strict=True)

@@ -31,9 +31,9 @@ def read_loop(record, gradients, factor, scale, full):
     if len(found) > 1:
         names = [name.removeprefix(f"{record.name}/") for name in found]
         found = {record.name: merge_cells(list(found.values()), names), **found}
-    for name, batched in record.probes.items():
+    for name, (label, batched) in record.probes.items():
         gradient = tf.reverse(gradients[f"probe/{name}"], [0])
-        found[name] = _read_loop_probe(record, gradient, batched, factor, scale, full)
+        found[label] = _read_loop_probe(record, gradient, batched, factor, scale, full)
     return found
 
 
@@ -184,3 +184,19 @@ def _with_visits(record, gradients, key, rows=None):
             update = probes.update(key, tf.convert_to_tensor(gradients[t]), record.batched)
             table = tf.tensor_scatter_nd_add(table, [[record.row(t)]], tf.cast(update, table.dtype)[tf.newaxis])
     return table if rows else table[: record.cells]
+
+
+def check_sums(found, variables, variable_gradients):
+    """{variable path: ‖Σ_t G_t − dL/dW‖ / ‖dL/dW‖}, see `ProbeSession.sum_check`. `found`: [(record, gradients)]."""
+    sums = {}
+    for record, gradients in found:
+        gradients = record.translate(gradients)
+        for index, variable in enumerate(record.variables):
+            total = tf.reduce_sum(tf.cast(gradients[f"weight/{index}"], tf.float64), axis=0)
+            sums[id(variable)] = sums.get(id(variable), 0.0) + total
+    deviations = {}
+    for variable, gradient in zip(variables, variable_gradients, strict=True):
+        if id(variable) in sums and gradient is not None:
+            gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float64)
+            deviations[variable.path] = tf.norm(sums[id(variable)] - gradient) / tf.norm(gradient)
+    return deviations

@@ -33,21 +33,28 @@ class LoopRecord:
         root: scalar zero that the tape watches; all ports come from it.
         name: under which to report.
         layout: `loop.Layout`.
+        free_name: function that gives a name that nothing else reports under.
         variables: trainable variables whose use is followed.
         weights: "norms", "full" or None.
+        inputs: whether to report their gradient.
         cells: {name: (number of states, variables)} of the inner cells of a stack, or None.
     """
 
-    def __init__(self, root, name, layout, *, variables=(), weights="norms", cells=None, stateful=False):
+    def __init__(
+        self, root, name, layout, free_name, *, variables=(), weights="norms", inputs=True, cells=None, stateful=False
+    ):
         self._root = root
         self.name = name
         self.layout = layout
+        self._free_name = free_name
         self.variables = list(variables) if weights else []
         self.weights = weights
+        self.inputs = inputs
         self.stateful = stateful
         self.cells = cells or {}
         self.inner = {}  # index of an inner cell -> (an output, which of its states that is)
-        self._discovered = {}
+        self._discovered = {}  # name -> (tensor, batched)
+        self.probes = {}  # name -> (name to report under, batched) of the `probe` calls in its time steps
         self.sources = {}
         self.groups = []
         self.valid = None
@@ -58,7 +65,7 @@ class LoopRecord:
     def tap_inputs(self, inputs):
         """Inputs [time, batch, ...] on their way into the loop."""
         self.batch = tf.shape(inputs)[1]
-        if not inputs.dtype.is_floating:
+        if not self.inputs or not inputs.dtype.is_floating:
             return inputs
         self.sources["input"] = self._zeros(tf.shape(inputs), inputs.shape, inputs.dtype)
         return taps.tap(inputs, self.sources["input"])
@@ -68,15 +75,11 @@ class LoopRecord:
         if name in self._discovered:
             raise ValueError(f"Two probes of one time step have the name {name!r}. Give each a name of its own.")
         self._discovered[name] = (tensor, batched)
+        self.probes[name] = (self._free_name(name), batched)
 
     def discover_inner(self, index, output, alias):
         """The output of an inner cell of a stack, met in the trial run."""
         self.inner[index] = (output, alias)
-
-    @property
-    def probes(self):
-        """{name: batched} of the `probe` calls in time steps of this loop."""
-        return {name: batched for name, (_, batched) in self._discovered.items()}
 
     def start(self, length, states, output, new_states, masked):
         """The ports as lists to be carried by the loop, {key: list}, and what they hold, {key: Spec}."""

@@ -10,15 +10,12 @@ report = session.report(gradients[len(variables):], examples)
 """
 
 import contextlib
-import threading
 
-import keras
 import tensorflow as tf
 
-from trainer.probing import active, errors, internals, probes, reading, report, shares
-from trainer.probing.cells import inner_cells, run_cell
-from trainer.probing.layers import find_layers
-from trainer.probing.loop import Layout, is_stepped
+from trainer.probing import active, errors, internals, probes, reading, report, shares, taps
+from trainer.probing.layers import describe_cells, find_layers, layout_of, make_loop
+from trainer.probing.loop import is_stepped
 from trainer.probing.records import LoopRecord
 from trainer.probing.steps import StepRecord
 
@@ -34,6 +31,8 @@ class ProbeSession:
         layers: a model, a layer or a list of them. Every `keras.layers.RNN` inside is probed.
         weights: True for the norms of the weights' gradients, "full" to keep the gradients themselves (time ×
             the size of the weights), False for none.
+        inputs: report the gradients of the layers' inputs. For a layer on raw data, whose update does without
+            them, they are what probing costs most for.
         full: keep λ_t itself, as `state_gradient/<state>`.
         per_example: norms per example also for `probe` in graph loops, where they cost. Keras layers always
             have them.
@@ -43,11 +42,22 @@ class ProbeSession:
         tape: the tape to use, if it watches nothing by itself (`watch_accessed_variables=False`).
     """
 
-    def __init__(self, layers=(), *, weights=True, full=False, per_example=False, capacity=None, batch=None, tape=None):
+    def __init__(
+        self,
+        layers=(),
+        *,
+        weights=True,
+        inputs=True,
+        full=False,
+        per_example=False,
+        capacity=None,
+        batch=None,
+        tape=None,
+    ):
         if weights not in (True, False, "full"):
             raise ValueError(f"`weights` is {weights!r}; it must be True, False or 'full'.")
         self._weights = {True: "norms", False: None, "full": "full"}[weights]
-        self._full, self._per_example, self._batch = full, per_example, batch
+        self._inputs, self._full, self._per_example, self._batch = inputs, full, per_example, batch
         self._capacity = dict(capacity or {})
         self._tape = tape
         self._layers = find_layers(layers)
@@ -66,7 +76,7 @@ class ProbeSession:
         self._root = self._make_root()
         with contextlib.ExitStack() as stack:
             stack.enter_context(active.activated(self))
-            stack.enter_context(internals.replaced_loops(self._layers.values(), _make_loop))
+            stack.enter_context(internals.replaced_loops(self._layers.values(), make_loop))
             self._watcher = stack.enter_context(internals.watch_variables())
             self._stack = stack.pop_all()
         return self
@@ -81,7 +91,7 @@ class ProbeSession:
 
     def _make_root(self):
         if self._tape is None:
-            return tf.identity(_watched_zero())
+            return tf.identity(taps.watched_zero())
         root = tf.zeros([])
         self._tape.watch(root)
         return root
@@ -97,35 +107,38 @@ class ProbeSession:
         self._reached[id(layer)] = count = self._reached.get(id(layer), 0) + 1
         name = self._names[id(layer)]
         errors.refuse_loop(f"The layer {name!r}", errors.check_place(f"The layer {name!r}", self._graph))
-        cells = {cell.name: (len(_flat_size(cell)), cell.trainable_variables) for cell in inner_cells(layer.cell)}
         return self._add_loop(
             name if count == 1 else f"{name}_call_{count}",
             layout_of(layer),
             variables=getattr(layer.cell, "trainable_variables", ()),
-            cells=cells,
+            cells=describe_cells(layer.cell),
             stateful=layer.stateful,
         )
 
     def open_loop(self, name, layout):
         """A `LoopRecord` for one run of a `recurrent_loop`."""
         errors.refuse_loop(f"The loop {name!r}", errors.check_place(f"The loop {name!r}", self._graph))
-        taken, count, candidate = {*self._loops, *self._probes}, 1, name
-        while candidate in taken:
-            count += 1
-            candidate = f"{name}_call_{count}"
-        return self._add_loop(candidate, layout)
+        return self._add_loop(self.free_name(name), layout)
 
     def _add_loop(self, name, layout, **options):
         kind = StepRecord if is_stepped(layout) else LoopRecord
-        record = kind(self._root, name, layout, weights=self._weights, **options)
-        self._loops[name] = record
+        options |= {"weights": self._weights, "inputs": self._inputs}
+        self._loops[name] = record = kind(self._root, name, layout, self.free_name, **options)
         return record
+
+    def free_name(self, name):
+        """`name`, or with the number of the call behind it if that is taken."""
+        taken, count, candidate = {*self.layers, *self._loops}, 1, name
+        while candidate in taken:
+            count += 1
+            candidate = f"{name}_call_{count}"
+        return candidate
 
     def probe(self, name, tensor, t, batched):
         """What `probe` does while this session is active. `t` is a tuple."""
         kinds = errors.check_place(f"`probe({name!r}, ...)`", self._graph)
         if name not in self._probes:
-            if name in self._loops:
+            if self.free_name(name) != name:
                 raise ValueError(f"`probe({name!r}, ...)` has the name of a probed layer. Give it another name.")
             self._probes[name] = probes.ProbeRecord(name, batched, len(t), self._capacity_of(name, len(t)))
         record = self._probes[name]
@@ -134,29 +147,8 @@ class ProbeSession:
         if not kinds and None not in known:
             return record.tap_once(tensor, known, self._root)
         with self._graph.as_default():
-            self._make_tables(record, tensor)
+            record.make_tables(tensor, self._root, self._per_example, self._full, self._batch)
         return record.tap_row(tensor, t)
-
-    def _make_tables(self, record, tensor):
-        shapes = {"table": [record.rows, len(probes.COLUMNS)]}
-        if record.batched and self._per_example:
-            shapes["examples"] = [record.rows, self._batch_size(record.name, tensor)]
-        if self._full:
-            inner = tensor.shape[1:] if record.batched else tensor.shape
-            errors.check_static(record.name, inner)
-            batch = [self._batch_size(record.name, tensor)] if record.batched else []
-            shapes["full"] = [record.rows, *batch, *inner]
-        for key, shape in shapes.items():
-            if key not in record.sources:
-                dtype = tensor.dtype if key == "full" else tf.float32
-                record.sources[key] = tf.fill(shape, tf.cast(self._root, dtype))
-
-    def _batch_size(self, name, tensor):
-        if tensor.shape[0] is not None:
-            return tensor.shape[0]
-        if self._batch is None:
-            errors.raise_unknown_batch(name)
-        return self._batch
 
     def _capacity_of(self, name, depth):
         capacity = self._capacity.get(name, probes.DEFAULT_CAPACITY.get(depth, 8))
@@ -177,7 +169,8 @@ class ProbeSession:
         names = []
         for record in self._loops.values():
             inner = [group.name for group in record.groups]
-            names += [record.name, *(inner if len(inner) > 1 else ()), *record.probes]
+            labels = [label for label, _ in record.probes.values()]
+            names += [record.name, *(inner if len(inner) > 1 else ()), *labels]
         return names + list(self._probes)
 
     @property
@@ -251,18 +244,8 @@ class ProbeSession:
         """
         if self._weights != "full":
             raise ValueError("The sum check needs all of G_t. Use `ProbeSession(..., weights='full')`.")
-        sums = {}
-        for record, own in self._split(gradients):
-            own = record.translate(own) if isinstance(record, LoopRecord) else own
-            for index, variable in enumerate(getattr(record, "variables", ())):
-                total = tf.reduce_sum(tf.cast(own[f"weight/{index}"], tf.float64), axis=0)
-                sums[id(variable)] = sums.get(id(variable), 0.0) + total
-        return {
-            variable.path: tf.norm(sums[id(variable)] - tf.cast(gradient, tf.float64))
-            / tf.norm(tf.cast(gradient, tf.float64))
-            for variable, gradient in zip(variables, variable_gradients, strict=True)
-            if id(variable) in sums and gradient is not None
-        }
+        found = [(record, own) for record, own in self._split(gradients) if isinstance(record, LoopRecord)]
+        return reading.check_sums(found, variables, variable_gradients)
 
     def _records(self):
         return [*self._loops.values(), *self._probes.values()]
@@ -277,50 +260,11 @@ class ProbeSession:
             yield record, dict(zip(keys, own, strict=True))
 
 
-def layout_of(layer):
-    """The `Layout` of a Keras recurrent layer."""
-    return Layout(layer.go_backwards, layer.unroll, layer.return_sequences, layer.zero_output_for_mask)
-
-
-def _make_loop(layer, original):
-    """What stands in for `layer.inner_loop`: the same on our own loop, for the threads whose session wants
-    it.
-    """
-
-    def inner_loop(sequences, initial_state, mask, training=False):
-        session = active.session()
-        if session is None or not session.wants(layer):
-            return original(sequences, initial_state, mask, training=training)
-        record = session.open_layer(layer)
-        mask = keras.tree.flatten(mask)[0] if keras.tree.is_nested(mask) else mask
-        return run_cell(layer.cell, sequences, initial_state, mask, training, record.layout, record)
-
-    return inner_loop
-
-
 def _sources_of(record):
     return record.sources if isinstance(record, LoopRecord) else {**record.visits, **record.sources}
-
-
-def _flat_size(cell):
-    return keras.tree.flatten(cell.state_size)
 
 
 def _known(index):
     """A time index as a Python integer, or None if only the graph knows it."""
     value = tf.get_static_value(index) if tf.is_tensor(index) else index
     return None if value is None else int(value)
-
-
-_ZERO = []
-
-
-def _watched_zero():
-    """A variable, because tapes watch variables by themselves. It is never assigned."""
-    if not _ZERO:
-        # In a thread of its own, where no `tf.function` is being traced and no strategy is in force: a
-        # function may create variables only in its first trace.
-        thread = threading.Thread(target=lambda: _ZERO.append(tf.Variable(0.0, name="probe_root")))
-        thread.start()
-        thread.join()
-    return _ZERO[0]

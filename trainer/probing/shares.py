@@ -50,10 +50,10 @@ def loop_products(record, gradients):
         found[group.name] = tf.reverse(product, [2]) if record.layout.go_backwards else product
     if len(found) > 1:
         found = {record.name: tf.add_n(list(found.values())), **found}
-    for name, batched in record.probes.items():
+    for name, (label, batched) in record.probes.items():
         if batched:
             flows = [[] if own is None else [tf.reverse(own[f"probe/{name}"], [0])] for own in gradients]
-            found[name] = _products(_align(flows)[0], valid)
+            found[label] = _products(_align(flows)[0], valid)
     return found
 
 

@@ -4,6 +4,9 @@ The tape only tells what arrives at the outputs and the final states. From there
 the loop once more, by a tape of its own around each time step. So the training gradient is summed in the very
 order of an unprobed update; a tap would split some of its sums in two. It costs a second backward pass of the
 loop, which in eager and unrolled loops is nothing to save.
+
+One thing is not seen this way: a loss that is made of gradients through the loop itself (nested tapes around an eager
+or unrolled layer) depends on the states by other ways than the outputs. In traced loops, which are tapped, it is.
 """
 
 from typing import Any, NamedTuple
@@ -79,6 +82,8 @@ class StepRecord(LoopRecord):
             found[key] = tf.stack([way[key] for way in ways]) / 2
         if "input" in found and not self.layout.go_backwards:
             found["input"] = tf.reverse(found["input"], [0])
+        if not self.inputs:
+            found.pop("input", None)
         if self.weights == "norms" and self.variables:
             steps = [tf.unstack(found.pop(f"weight/{k}")) for k in range(len(self.variables))]
             found["weights"] = tf.stack([taps.stack_norms(own) for own in zip(*steps, strict=True)])

@@ -5,6 +5,8 @@ A tap takes a zero `port` beside its tensor. What it has to tell leaves the back
 the port.
 """
 
+import threading
+
 import tensorflow as tf
 
 from trainer.probing import internals
@@ -14,6 +16,7 @@ from trainer.probing import internals
 _SMALL = 4_096
 # Squares below this are not trusted in float32: the smallest normal number is 1.2e-38.
 _TINY = 1e-30
+_ZERO = []
 
 
 @tf.custom_gradient
@@ -36,7 +39,8 @@ def tap_norms(tensors, port):
     @tf.custom_gradient
     def tapped(port, *tensors):
         def gradient(*upstream):
-            return (stack_norms(upstream, port.dtype), *upstream)
+            # Not to be differentiated again under nested tapes: a norm has no derivative at 0.
+            return (tf.stop_gradient(stack_norms(upstream, port.dtype)), *upstream)
 
         return [tf.identity(tensor) for tensor in tensors], gradient
 
@@ -105,3 +109,14 @@ def row_zeros(tensor, axis):
 def _row_squares64(tensor, axis):
     squares = tf.square(tf.cast(tensor, tf.float64))
     return tf.reduce_sum(squares, axis=list(range(axis, tensor.shape.rank)))
+
+
+def watched_zero():
+    """A variable, because tapes watch variables by themselves. It is never assigned."""
+    if not _ZERO:
+        # In a thread of its own, where no `tf.function` is being traced and no strategy is in force: a
+        # function may create variables only in its first trace.
+        thread = threading.Thread(target=lambda: _ZERO.append(tf.Variable(0.0, name="probe_root")))
+        thread.start()
+        thread.join()
+    return _ZERO[0]
