@@ -110,7 +110,7 @@ class Fitting:
         if done and self._due(self._log_every, step):
             self._log(step)
         if self._progress.due():
-            self._show_progress(step)
+            self._progress.update(step, self._progress_values())
         if ended:
             self._pass_ended()
         if done and self._eval_every and self._due(self._eval_every, step):
@@ -200,13 +200,13 @@ class Fitting:
     def _logs(self, window):
         return rows.callback_logs(self._trainer, window)
 
-    def _show_progress(self, step):
+    def _progress_values(self):
         window = self._epoch_so_far()
         values = {name: value for name, value in self._logs(window).items() if name == "loss"}
         rate = self._trainer.calls.updates_per_second
         if rate is not None and window.updates:
             values["examples/s"] = rate * window.examples / window.updates
-        self._progress.update(step, values)
+        return values
 
     def _evaluate(self, step):
         if self._last_evaluated == step:
@@ -246,8 +246,7 @@ class Fitting:
             self._evaluate(step)
         if self._epoch_open:
             self._end_epoch()
-        self._show_progress(step)
-        self._progress.close(step)
+        self._progress.close(step, self._progress_values())
         self._hint_at_slow_input()
         # First the callbacks: EarlyStopping puts the best weights back at this point.
         self._callbacks.train_end()
@@ -276,11 +275,12 @@ class Fitting:
         resumed = persistence.restore(self._trainer, self._source, self._store)
         resume_step = self._trainer.host_step
         runs = [os.path.join(self._workdir, run) for run in ("train", "eval")]
-        if resumed:
+        if resumed or not resume_step:
+            # Also without a checkpoint: a run that was killed before its first one left rows that come again.
             for run in runs:
                 drop_later_events(run, resume_step)
-            if self._trainer.probe_every:
-                self._trainer.timesteps.resume(runs[0], self._trainer.timesteps.rows)
+        if resumed and self._trainer.probe_every:
+            self._trainer.timesteps.resume(runs[0], self._trainer.timesteps.rows)
         self._train_writer, self._eval_writer = (EventWriter(run, resume_step) for run in runs)
         return resumed
 

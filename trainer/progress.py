@@ -6,6 +6,7 @@ import time
 
 _BAR_INTERVAL_SECONDS = 0.2
 _LINE_INTERVAL_SECONDS = 10.0
+_BAR_WIDTHS = 6, 24
 
 
 class Progress:
@@ -27,6 +28,7 @@ class Progress:
         self._start = self._last = time.monotonic()
         self._width = 0
         self._values = {}
+        self._shown_step = None
 
     @property
     def seconds(self):
@@ -41,12 +43,13 @@ class Progress:
         """Shows a step with values to print, e.g. {"loss": 0.1, "examples/s": 1000.0}."""
         self._values.update(values)
         self._last = time.monotonic()
-        line = self._line(step)
         if not self._shown:
             return
+        self._shown_step = step
+        line = self._line(step)
         if self._terminal:
             columns = shutil.get_terminal_size().columns
-            line = line[: columns - 1]
+            line = (self._bar(step, columns - len(line) - 1) + line)[: columns - 1]
             self._stream.write("\r" + line + " " * max(self._width - len(line), 0))
             self._stream.flush()
             self._width = len(line)
@@ -68,11 +71,12 @@ class Progress:
         self._stream.write(line + "\n")
         self._stream.flush()
 
-    def close(self, step):
-        """Shows the last state and a closing line."""
+    def close(self, step, values):
+        """Shows the last state, if it is not there yet, and a closing line."""
         if not self._shown:
             return
-        self.update(step, {})
+        if self._shown_step != step:
+            self.update(step, values)
         if self._terminal:
             self._stream.write("\n")
             self._stream.flush()
@@ -81,17 +85,26 @@ class Progress:
         self._width = 0
         self.message(f"{done:,} updates in {_duration(self.seconds)} ({rate:,.1f} per second)")
 
+    def _bar(self, step, columns):
+        """A bar that leaves the numbers their place."""
+        least, most = _BAR_WIDTHS
+        width = min(most, columns - 4)
+        if self._total is None or width < least:
+            return ""
+        filled = round(width * step / self._total)
+        return "[" + "█" * filled + "·" * (width - filled) + "]  "
+
     def _line(self, step):
         done = step - self._start_step
         parts = [f"step {step:,}" if self._total is None else f"step {step:,}/{self._total:,}"]
-        if self._total is not None:
-            if self._terminal:
-                filled = round(24 * step / self._total)
-                parts.insert(0, "[" + "█" * filled + "·" * (24 - filled) + "]")
-            if done > 0 and step < self._total:
-                parts.append(f"ETA {_duration(self.seconds / done * (self._total - step))}")
-        parts += [f"{name} {value:,.4g}" for name, value in self._values.items()]
+        if self._total is not None and done > 0 and step < self._total:
+            parts.append(f"ETA {_duration(self.seconds / done * (self._total - step))}")
+        parts += [f"{name} {_number(value)}" for name, value in self._values.items()]
         return "  ".join(parts)
+
+
+def _number(value):
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _duration(seconds):

@@ -12,7 +12,7 @@ compute micro-batches and sum them up; everything after that happens once, outsi
 import numpy as np
 import tensorflow as tf
 
-from trainer import batches, microstep, probed, stages
+from trainer import batches, fused, microstep, probed, stages
 from trainer.sources import timed
 from trainer.state import is_seed, raw
 
@@ -243,7 +243,10 @@ class Minimizer:
         def write():
             clipped = gradients if owner.clip_norm is None else stages.clip(gradients, norm, owner.clip_norm)
             transformed = owner.transform_gradients(clipped, variables)
-            self.optimizer.apply(transformed, variables)
+            if owner.replicas == 1:
+                fused.apply(self.optimizer, transformed, variables)
+            else:
+                self.optimizer.apply(transformed, variables)
             for variable, value in zip(micro.moved, result.state, strict=True):
                 raw(variable).assign(value)
             if owner.ema_decay is not None:

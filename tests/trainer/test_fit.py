@@ -1,5 +1,8 @@
 """`fit`, `evaluate` and `predict`: what steps and epochs mean, what is due when, what is left alone."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -285,6 +288,40 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path):
     for (_, a), (_, b) in zip(left, right, strict=True):
         for tag in set(a) - {"throughput/examples_per_second", "throughput/data_wait"}:
             assert a[tag] == pytest.approx(b[tag], rel=1e-6), tag
+
+
+def test_a_run_killed_before_its_first_checkpoint_logs_each_step_once(tmp_path):
+    def die(batch, logs):
+        if batch == 5:
+            raise KeyboardInterrupt
+
+    data = dataset(X, Y, batch=4).repeat()
+    killer = keras.callbacks.LambdaCallback(on_train_batch_end=die)
+    with pytest.raises(KeyboardInterrupt):
+        make().fit(data, steps=10, log_every=2, workdir=tmp_path, progress=False, callbacks=[killer])
+    assert [step for step, _ in read_events(tmp_path / "train")] == [2, 4]
+    make().fit(data, steps=10, log_every=2, workdir=tmp_path, progress=False)
+    assert [step for step, _ in read_events(tmp_path / "train")] == [2, 4, 6, 8, 10]
+
+
+DETERMINISTIC = """
+import keras, numpy as np, tensorflow as tf
+from trainer import Trainer
+keras.utils.set_random_seed(0)
+tf.config.experimental.enable_op_determinism()
+x = np.ones((8, 3), np.float32)
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+for parts in (1, 2):
+    trainer = Trainer(model, keras.optimizers.SGD(0.1), {"e": keras.losses.MeanSquaredError()}, accumulation_steps=parts)
+    trainer.fit(tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(2).repeat(), steps=3, progress=False)
+print("trained", trainer.host_step)
+"""
+
+
+def test_deterministic_operations_may_not_ask_for_the_time():
+    """In a process of its own: determinism cannot be switched off again."""
+    done = subprocess.run([sys.executable, "-c", DETERMINISTIC], capture_output=True, text=True, check=False)
+    assert "trained 3" in done.stdout, done.stderr[-2000:]
 
 
 def test_a_finished_run_leaves_weights_and_model(tmp_path):

@@ -42,7 +42,7 @@ def test_a_terminal_gets_a_bar_with_eta_loss_and_throughput(terminal):
     assert re.search(r"ETA \d+ s", shown)
     bar.message("a word in between")
     bar.update(200, {"loss": 0.125})
-    bar.close(200)
+    bar.close(200, {})
     rest = read()
     assert "a word in between\r\n" in rest and "step 200/200" in rest and "ETA" not in rest.split("step 200/200")[-1]
     assert re.search(r"200 updates in \d+ s \([\d,.]+ per second\)", rest)
@@ -55,6 +55,16 @@ def test_a_narrow_terminal_is_not_wrapped(terminal, monkeypatch):
     assert len(read().lstrip("\r")) <= 39
 
 
+def test_the_numbers_have_their_place_on_80_columns(terminal, monkeypatch):
+    stream, read = terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(progress.time, "monotonic", iter([0.0] + [3600.0] * 9).__next__)
+    Progress(20_000, 0, stream=stream).update(12_000, {"loss": 0.0001234, "examples/s": 123456.0})
+    shown = read().lstrip("\r").rstrip()
+    assert len(shown) <= 79 and shown.startswith("[█") and "·]" in shown
+    assert shown.endswith("step 12,000/20,000  ETA 40:00 min  loss 0.0001234  examples/s 123,456")
+
+
 def test_elsewhere_there_are_plain_lines(capsys, monkeypatch):
     monkeypatch.setattr(progress, "_LINE_INTERVAL_SECONDS", 0.0)
     x, y = regression(32)
@@ -64,6 +74,7 @@ def test_elsewhere_there_are_plain_lines(capsys, monkeypatch):
     shown = capsys.readouterr().err
     assert "step 10/20" in shown and "step 10: loss" in shown and "20 updates in" in shown
     assert "\r" not in shown
+    assert shown.count("step 20/20") == 1
 
 
 def test_silence(caplog, capsys):
