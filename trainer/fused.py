@@ -14,8 +14,13 @@ import tensorflow as tf
 
 from trainer.state import raw
 
+
 def apply(optimizer, gradients, variables):
-    """`optimizer.apply` with fused steps where there are kernels for them. Traced or eager, outside replicas."""
+    """`optimizer.apply` with fused steps where there are kernels for them. Traced or eager, outside replicas.
+
+    Of a fused step, only what writes waits for the control dependencies in force: the rest may run beside the check
+    that they stand for.
+    """
     with contextlib.ExitStack() as stack:
         for one in getattr(optimizer, "values", lambda: [optimizer])():
             stack.enter_context(_replaced_step(one))
@@ -52,20 +57,24 @@ def _adam(optimizer):
     """
     if optimizer.amsgrad:
         return None
-    step = tf.cast(raw(optimizer.iterations) + 1, tf.float32)
-    powers = [tf.pow(beta, step) for beta in (optimizer.beta_1, optimizer.beta_2)]
-    correction = tf.sqrt(1 - powers[1]), 1 - powers[0]
+    with tf.control_dependencies(None):
+        step = tf.cast(raw(optimizer.iterations) + 1, tf.float32)
+        powers = [tf.pow(beta, step) for beta in (optimizer.beta_1, optimizer.beta_2)]
+        correction = tf.sqrt(1 - powers[1]), 1 - powers[0]
 
     def kernel(gradient, variable, learning_rate):
         index = optimizer._get_variable_index(variable)
         momentum, velocity = raw(optimizer._momentums[index]), raw(optimizer._velocities[index])
+        with tf.control_dependencies(None):
+            square = tf.square(gradient)
+            rate = learning_rate * correction[0] / correction[1]
         _approach(momentum, gradient, 1 - optimizer.beta_1)
-        _approach(velocity, tf.square(gradient), 1 - optimizer.beta_2)
+        _approach(velocity, square, 1 - optimizer.beta_2)
         # `update_slots=False` leaves the accumulator alone: variable −= rate · momentum / (√velocity + ε).
         tf.raw_ops.ResourceApplyAdagradV2(
             var=raw(variable).handle,
             accum=velocity.handle,
-            lr=learning_rate * correction[0] / correction[1],
+            lr=rate,
             epsilon=tf.constant(optimizer.epsilon),
             grad=momentum.read_value(),
             update_slots=False,
@@ -76,7 +85,8 @@ def _adam(optimizer):
 
 def _approach(variable, target, share):
     """variable += share · (target − variable)."""
-    difference = variable.read_value() - target
+    with tf.control_dependencies(None):
+        difference = variable.read_value() - target
     tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=tf.constant(share), delta=difference)
 
 

@@ -240,8 +240,9 @@ class Minimizer:
         if owner.ema_decay is not None:
             self._make_averages(variables)
 
+        clipped = gradients if owner.clip_norm is None else stages.clip(gradients, norm, owner.clip_norm)
+
         def write():
-            clipped = gradients if owner.clip_norm is None else stages.clip(gradients, norm, owner.clip_norm)
             transformed = owner.transform_gradients(clipped, variables)
             if owner.replicas == 1:
                 fused.apply(self.optimizer, transformed, variables)
@@ -260,16 +261,15 @@ class Minimizer:
 
         if owner.probing:
             owner.tracing.reports[self.name] = self._conclude(result, coefficients, gradients)
-        finite = tf.math.is_finite(total + norm)
         noted = self._note(result, total, norm, coefficients)
         if owner.aborting:
             with tf.control_dependencies([noted]):
-                check = tf.debugging.Assert(finite, [NONFINITE, self.name])
+                check = tf.debugging.check_numerics(total + norm, NONFINITE)
             with tf.control_dependencies([check]):
                 write()
             owner.tracing.checks.append(check)
         else:
-            owner.tracing.checks.append(tf.cond(finite, write, lambda: tf.constant(False)))
+            owner.tracing.checks.append(tf.cond(tf.math.is_finite(total + norm), write, lambda: tf.constant(False)))
         losses = [tf.math.divide_no_nan(s, d) for s, d in zip(result.sums, result.divisors, strict=True)]
         return dict(zip(micro.names, losses, strict=True))
 

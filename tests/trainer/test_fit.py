@@ -309,10 +309,10 @@ import keras, numpy as np, tensorflow as tf
 from trainer import Trainer
 keras.utils.set_random_seed(0)
 tf.config.experimental.enable_op_determinism()
-x = np.ones((8, 3), np.float32)
+x, mse = np.ones((8, 3), np.float32), keras.losses.MeanSquaredError()
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
 for parts in (1, 2):
-    trainer = Trainer(model, keras.optimizers.SGD(0.1), {"e": keras.losses.MeanSquaredError()}, accumulation_steps=parts)
+    trainer = Trainer(model, keras.optimizers.SGD(0.1), {"e": mse}, accumulation_steps=parts)
     trainer.fit(tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(2).repeat(), steps=3, progress=False)
 print("trained", trainer.host_step)
 """
