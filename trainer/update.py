@@ -189,8 +189,10 @@ class Minimizer:
         owner = self._owner
         step, scale = owner.step.value(), owner.loss_scale.value()
         state = owner.read_state()
-        micro = self._compiled
-        outputs = micro.get_concrete_function(spec, state, step, scale).structured_outputs
+        outputs = self._compiled.get_concrete_function(spec, state, step, scale).structured_outputs
+        # Compiled by XLA it is one operation. Otherwise it is better in line: a function gives all its gradients at
+        # once, at its end, which costs memory and the overlap of the sums with the backward pass.
+        micro = self._compiled if owner.jit_compile else self._micro
         zeros = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), _additive(outputs))
         empty = probed.zeros_like(outputs.report)
         moved = self._moved_indices()
@@ -221,7 +223,7 @@ class Minimizer:
             body,
             initial,
             shape_invariants=shapes,
-            parallel_iterations=1,
+            parallel_iterations=2,
         )
         owner.ledger.waited(waited)
         with tf.control_dependencies([tf.debugging.Assert(count > 0, [END_OF_DATA])]):
