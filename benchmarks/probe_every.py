@@ -26,7 +26,7 @@ def contestant(probe_every, workdir):
         model, keras.optimizers.Adam(1e-3), {"error": keras.losses.MeanSquaredError()}, probe_every=probe_every
     )
 
-    def run(updates=200):
+    def run(updates=400):
         clock = Clock()
         steps = trainer.host_step + updates
         trainer.fit(dataset, steps=steps, log_every=100, workdir=workdir, callbacks=[clock], progress=False)
@@ -40,7 +40,7 @@ def main():
         contestants = {"probe_every=100": contestant(100, first), "no probing": contestant(0, second)}
         for run in contestants.values():
             run()
-        times = interleave(contestants, 11)
+        times = interleave(contestants, 15)
     print(machine())
     rows = [["LSTM 64, batch 32, T 50", *row(times, "probe_every=100", "no probing", 1.01)]]
     print(table(["model", "compared", "ratio", "spread", "limit", "reached"], rows))

@@ -19,6 +19,12 @@ class Presented(NamedTuple):
     shapes: Any  # {layer: shape} where t is a tuple: what the vectors are flattened from
 
 
+@tf.function(autograph=False, reduce_retracing=True)
+def _reduce(totals, examples, scale):
+    """One call instead of some hundred small operations, which cost more than the probed update itself."""
+    return report.vectors(totals, examples, scale), report.scalars(totals, examples, scale)
+
+
 def present(totals, shapes=None, examples=1.0, scale=1.0):
     """Totals of a whole update as vectors and scalars. Eager, on the host.
 
@@ -29,11 +35,9 @@ def present(totals, shapes=None, examples=1.0, scale=1.0):
     """
     shapes = shapes or {}
     totals = tf.nest.map_structure(tf.convert_to_tensor, totals)
-    vectors = _to_numpy(report.vectors(totals, examples, scale))
-    scalars = {
-        layer: {name: float(value) for name, value in values.items()}
-        for layer, values in report.scalars(totals, examples, scale).items()
-    }
+    vectors, scalars = _reduce(totals, *(tf.cast(number, tf.float32) for number in (examples, scale)))
+    vectors = _to_numpy(vectors)
+    scalars = {layer: {name: float(value) for name, value in values.items()} for layer, values in scalars.items()}
     cut = {}
     for layer, shape in shapes.items():
         visits = totals[layer]["visits"].numpy().reshape(shape)
