@@ -4,6 +4,7 @@ python -m benchmarks.overhead
 """
 
 import os
+import statistics
 import tempfile
 import time
 
@@ -15,8 +16,6 @@ import tensorflow as tf
 
 from benchmarks.measure import Clock, interleave, machine, row, table
 from trainer import Trainer
-
-PER_CALL = 100
 
 
 def mlp():
@@ -46,8 +45,8 @@ def lstm_data():
     return tf.data.Dataset.from_tensor_slices((x, x[:, 0, :1])).batch(32, drop_remainder=True).cache()
 
 
-def hand_written(model, dataset, safe):
-    """A `tf.function` loop with `PER_CALL` updates per call; `safe` adds the global norm and a finite check."""
+def hand_written(model, dataset, per_call, safe):
+    """A `tf.function` loop with `per_call` updates per call; `safe` adds the global norm and a finite check."""
     optimizer = keras.optimizers.Adam(1e-3)
     optimizer.build(model.trainable_variables)
     iterator = iter(dataset)
@@ -55,7 +54,7 @@ def hand_written(model, dataset, safe):
     @tf.function
     def call(iterator):
         total = tf.zeros([])
-        for _ in tf.range(PER_CALL):
+        for _ in tf.range(per_call):
             x, y = next(iterator)
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
@@ -67,18 +66,18 @@ def hand_written(model, dataset, safe):
             else:
                 optimizer.apply(gradients, model.trainable_variables)
             total += loss
-        return total / PER_CALL
+        return total / per_call
 
     def run(updates):
         start = time.perf_counter()
-        for _ in range(updates // PER_CALL):
+        for _ in range(updates // per_call):
             float(call(iterator))
         return time.perf_counter() - start
 
     return run
 
 
-def looptape(model, dataset, workdir, **options):
+def looptape(model, dataset, per_call, workdir, **options):
     trainer = Trainer(model, keras.optimizers.Adam(1e-3), {"error": keras.losses.MeanSquaredError()}, **options)
 
     def run(updates):
@@ -86,7 +85,7 @@ def looptape(model, dataset, workdir, **options):
         trainer.fit(
             dataset,
             steps=trainer.host_step + updates,
-            log_every=PER_CALL,
+            log_every=per_call,
             workdir=workdir,
             callbacks=[clock],
             progress=False,
@@ -107,32 +106,43 @@ def keras_fit(model, dataset):
     return run
 
 
-def compare(name, make_model, dataset, updates, rounds, limits):
+INSTANCES = 3
+
+
+def compare(name, make_model, dataset, per_call, updates, rounds, limits):
+    """Rows of the table.
+
+    Each contestant is built several times, because two instances of one program differ by up to 15 % for good (where
+    their memory lies, how their threads fall), and a round is the mean over its instances. Rounds are short and many:
+    the noise of a shared machine comes in waves of seconds.
+    """
     dataset = dataset.repeat()
+    makers = {
+        "Trainer.fit": lambda: looptape(make_model(), dataset, per_call, tempfile.mkdtemp(dir=workdir)),
+        "safe loop": lambda: hand_written(make_model(), dataset, per_call, safe=True),
+        "bare loop": lambda: hand_written(make_model(), dataset, per_call, safe=False),
+        "Keras fit": lambda: keras_fit(make_model(), dataset),
+    }
     with tempfile.TemporaryDirectory() as workdir:
-        contestants = {
-            "Trainer.fit": looptape(make_model(), dataset, workdir),
-            "safe loop": hand_written(make_model(), dataset, safe=True),
-            "bare loop": hand_written(make_model(), dataset, safe=False),
-            "Keras fit": keras_fit(make_model(), dataset),
-        }
+        contestants = {(key, instance): make() for instance in range(INSTANCES) for key, make in makers.items()}
         for run in contestants.values():
-            run(2 * PER_CALL)
+            run(2 * per_call)
         timed_runs = {key: (lambda run=run: run(updates) / updates) for key, run in contestants.items()}
-        times = interleave(timed_runs, rounds)
-    rows = [[name, *row(times, "Trainer.fit", base, limit)] for base, limit in limits.items()]
+        single = interleave(timed_runs, rounds)
+    times = {
+        key: [statistics.mean(own) for own in zip(*(single[key, i] for i in range(INSTANCES)), strict=True)]
+        for key in makers
+    }
     for key, values in times.items():
         print(f"{name}: {key} {1e6 * np.median(values):.0f} µs per update")
-    return rows
+    return [[name, *row(times, "Trainer.fit", base, limit)] for base, limit in limits.items()]
 
 
 def main():
-    rows = compare(
-        "MLP 32-64-64-1, batch 64", mlp, mlp_data(), 1000, 15, {"safe loop": 1.05, "bare loop": 1.4, "Keras fit": 0.5}
-    )
-    rows += compare(
-        "LSTM 64, batch 32, T 100", lstm, lstm_data(), 100, 11, {"safe loop": 1.02, "bare loop": 1.03, "Keras fit": 0.9}
-    )
+    limits = {"safe loop": 1.05, "bare loop": 1.4, "Keras fit": 0.5}
+    rows = compare("MLP 32-64-64-1, batch 64", mlp, mlp_data(), 100, 300, 21, limits)
+    limits = {"safe loop": 1.02, "bare loop": 1.03, "Keras fit": 0.9}
+    rows += compare("LSTM 64, batch 32, T 100", lstm, lstm_data(), 25, 25, 21, limits)
     print(machine())
     print(table(["model", "compared", "ratio", "spread", "limit", "reached"], rows))
 
