@@ -11,6 +11,7 @@ from trainer import arguments, batches, debugging, objective, summary, weights
 from trainer.calls import TrainCalls
 from trainer.engine import Engine
 from trainer.evaluation import Evaluation
+from trainer.examination import Examination
 from trainer.fitting import Fitting
 from trainer.inspection import Inspection
 from trainer.ledger import Ledger
@@ -18,7 +19,7 @@ from trainer.state import ForwardState, Tracing, raw
 from trainer.timesteps import TimestepLog
 
 
-class Trainer(Engine):
+class Trainer(Examination, Engine):
     """Trains a Keras model by a custom loop, one traced update at a time.
 
     `fit` is this loop, with many updates per call of the traced function:
