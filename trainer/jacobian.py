@@ -46,6 +46,7 @@ class Passes:
         self._batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
         owner.build(tf.nest.map_structure(tf.type_spec_from_value, self._batch))
         self._left_out = set()
+        self._function = traced(self._chunk)
         self.needs = self._plan()
 
     def _plan(self):
@@ -84,18 +85,17 @@ class Passes:
     def run(self, time_steps, size):
         """Yields, for each chunk of at most `size` time steps, (first, last, what `_chunk` returns) in NumPy."""
         time_steps = np.asarray(time_steps, np.int32)
-        function = traced(self._chunk)
         for first in range(0, len(time_steps), size):
             own = time_steps[first : first + size]
             # The last chunk is filled up: a second trace would cost more than it saves.
             padded = np.pad(own, [0, min(size, len(time_steps)) - len(own)], mode="edge")
-            found = function(self._batch, tf.one_hot(padded, self.length, dtype=self.losses.dtype))
+            found = self._function(self._batch, tf.one_hot(padded, self.length, dtype=self.losses.dtype))
             count = len(own)
             yield first, first + count, tf.nest.map_structure(lambda x, count=count: x.numpy()[:count], found)
 
     def whole(self):
         """What `_chunk` returns for the loss of the whole batch, without the axis of the time steps."""
-        found = traced(self._chunk)(self._batch, tf.ones([1, self.length], self.losses.dtype))
+        found = self._function(self._batch, tf.ones([1, self.length], self.losses.dtype))
         return tf.nest.map_structure(lambda x: x.numpy()[0], found)
 
     def _chunk(self, batch, seeds):

@@ -121,14 +121,13 @@ def test_a_cell_that_mixes_examples_goes_the_general_way(float64):
 
 
 def test_dropout_in_a_cell_draws_one_mask_for_all_chunks():
-    """Whatever the chunks, the same masks: the rows sum to the gradient of one forward pass."""
+    """Whatever the chunks, the same masks."""
     model = sequential(layers.LSTM(5, return_sequences=True, recurrent_dropout=0.3), layers.Dense(2))
     x, y = examples(dtype="float32")
     trainer = Trainer(model, "sgd", {"error": squares})
     whole = trainer.loss_jacobian((x, y))
-    parts = [trainer.loss_jacobian((x, y), time_steps=[s]) for s in range(TIME)]
-    for path, rows in whole.items():
-        np.testing.assert_allclose(rows, np.concatenate([part[path] for part in parts]), atol=1e-6)
+    for path, rows in trainer.loss_jacobian((x, y), time_steps=[2, 6]).items():
+        np.testing.assert_allclose(rows, whole[path][[2, 6]], atol=1e-6)
 
 
 def test_sums_to_the_gradient_of_all_losses():
