@@ -80,7 +80,9 @@ def run(config, build, *, name="experiment", doc="", show=True):
         with building.make_strategy(config).scope():
             experiment = limited(_checked(build(config)), config)
         if config.init_from and not (workdir and workdir.resuming):
-            starting.warm_start(experiment, config.init_from)
+            taken = starting.warm_start(experiment, config.init_from)
+            if show:
+                print(taken, file=sys.stderr)
         with workdir.session(experiment.eval_dataset is not None) if workdir else contextlib.nullcontext():
             outcome = _fit(config, experiment, workdir.changed if workdir else {}, show)
         if workdir:
@@ -102,7 +104,10 @@ def _main(config, build, name, doc):
     if config.print_config:
         print("\n".join(command_line.flag_lines(config)))
         return
-    logging.get_absl_handler().addFilter(lambda record: record.filename != "functional_saver.py")
+    # Lines of TensorFlow's that tell a user nothing: about each save, each strategy and each collective.
+    chatty = ("functional_saver.py", "mirrored_strategy.py", "cross_device_ops.py")
+    for handler in (logging.get_absl_handler(), *tf.get_logger().handlers):
+        handler.addFilter(lambda record: record.filename not in chatty or record.levelname != "INFO")
     try:
         run(config, build, name=name, doc=doc)
     except Refused as error:

@@ -8,20 +8,32 @@ from experiments import building
 from experiments.workdirs import Refused
 
 
+# What a workdir may hold, the first that is there is taken. An unfinished run has only what its evaluations left.
+_IN_WORKDIR = ("model.keras", "model.weights.h5", "best.weights.h5")
+
+
 def warm_start(experiment, path):
-    """Loads weights into the model that is to be trained: of a finished run's workdir, or a file of Keras."""
+    """Loads weights into the model that is to be trained, and says in words what was taken over.
+
+    From a `.keras` file (that of a workdir included) every variable is taken whose layer, name and shape fit; the
+    weights of a `*.weights.h5` file must fit the model as a whole.
+    """
     trainer = experiment.trainer
     trainer.build(experiment.dataset.element_spec)
-    file = os.path.join(path, "model.weights.h5") if os.path.isdir(path) else path
-    if not os.path.isfile(file) or not file.endswith((".weights.h5", ".keras")):
+    files = [os.path.join(path, name) for name in _IN_WORKDIR] if os.path.isdir(path) else [path]
+    file = next((file for file in files if os.path.isfile(file)), "")
+    if not file.endswith((".weights.h5", ".keras")):
         raise Refused(
-            f"`init_from` is {path!r}, where no weights are; it must be the workdir of a finished run, a *.weights.h5 "
-            "or a *.keras file. Finish that run, or correct the path."
+            f"`init_from` is {path!r}, where no weights are; it must be the workdir of a run that was finished or "
+            "evaluated, a *.weights.h5 or a *.keras file. Finish that run, or correct the path."
         )
     try:
+        if file.endswith(".keras"):
+            return f"{file}: {trainer.warm_start(file)}"
         trainer.model.load_weights(file)
     except (ValueError, KeyError, OSError) as error:
         raise Refused(f"`init_from` is {file!r}, which does not fit this model: {error}") from error
+    return f"{file}: {len(trainer.model.weights)} weights taken over"
 
 
 def overrides(config, experiment, changed):

@@ -52,6 +52,10 @@ def main(arguments):
     workdir = options.workdir or os.path.join("runs", f"sweep_{options.experiment}")
     program = [sys.executable, "-m", f"experiments.{options.experiment}"]
     runs = [Run(program, workdir, settings, arguments[1:]) for settings in combinations]
+    refusal = runs[0].refusal()
+    if refusal:
+        print(refusal, file=sys.stderr)
+        return 2
     execute(runs, options.jobs)
     print(table(runs, options.metric, options.maximize))
     print(f"tensorboard --logdir {workdir}")
@@ -97,6 +101,13 @@ class Run:
         self._command = [*program, *self._flags, f"--workdir={self.path}"]
         self.process = None
         self.failure = None  # in words
+        self.ending = None  # in a few words
+
+    def refusal(self):
+        """What the experiment says of these flags if it does not take them, else "". Trains nothing."""
+        command = [part for part in self._command if not part.startswith("--workdir=")]
+        done = subprocess.run([*command, "--print_config"], capture_output=True, text=True, check=False)
+        return done.stderr.strip() if done.returncode else ""
 
     @property
     def finished(self):
@@ -124,8 +135,8 @@ class Run:
         if code is None:
             return False
         if code != 0 or not self.finished:
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-            self.failure = f"{how}: {_last_line(self.log)}"
+            self.ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            self.failure = f"{self.ending}: {_last_line(self.log)}"
         return True
 
     def stop(self):
@@ -168,7 +179,7 @@ def table(runs, metric, maximize=False):
     lines += [f"{run.results[metric]:>12.5g}  {run.name}" for run in finished]
     for run in runs:
         if run not in finished:
-            known = f"no {metric!r} among {sorted(run.results)}" if run.finished else run.failure or "not run"
+            known = f"no {metric!r} among {sorted(run.results)}" if run.finished else run.ending or "not run"
             lines.append(f"{'-':>12}  {run.name}  ({known}; {run.log})")
     return "\n".join(lines)
 

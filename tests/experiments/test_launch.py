@@ -132,10 +132,24 @@ def test_a_warm_start_from_nothing_is_refused(tmp_path):
         run(init_from=str(tmp_path / "nowhere"))
 
 
-def test_a_warm_start_from_another_model_is_refused(tmp_path):
+def test_a_warm_start_says_what_it_took_over(tmp_path, capsys):
+    """Also from a run that was never finished, of which the best weights are left."""
+    _, source = kept(workdir=str(tmp_path), steps=20, features=2)
+    count = len(source.trainer.model.weights)
+    launch.run(Config(init_from=str(tmp_path)), tools.build)
+    said = capsys.readouterr().err
+    assert f"model.keras: {count - 1} weights taken over; 1 of another shape, left as they are: " in said
+    assert "(2, 1) in the source, " in said
+    for name in ("model.keras", "model.weights.h5"):
+        os.remove(tmp_path / name)
+    launch.run(Config(init_from=str(tmp_path), features=2), tools.build)
+    assert f"best.weights.h5: {count} weights taken over\n" in capsys.readouterr().err
+
+
+def test_a_file_of_weights_must_fit_as_a_whole(tmp_path):
     run(workdir=str(tmp_path), features=2)
     with pytest.raises(Refused, match="`init_from` is .*model.weights.h5', which does not fit this model"):
-        run(init_from=str(tmp_path))
+        run(init_from=str(tmp_path / "model.weights.h5"))
 
 
 def test_a_profile_is_written(tmp_path):
