@@ -1,34 +1,28 @@
-"""Makes the pictures of the README and the guides from a real run.
+"""Makes the pictures of the README and of the guides to time steps and to the dashboard, from real runs.
 
     make demo && .venv/bin/python docs/make_pictures.py runs/demo
 
 `heatmap.png` is the newest heat map as TensorBoard's image tab shows it; `gradient-flow.png` is the Gradient Flow tab
-in headless Chromium (left out with a word where Chromium is not installed).
+in headless Chromium (left out with a word where Chromium is not installed). `flow-*.png` show three small recurrent
+networks that are trained here for it, in about two minutes: one whose gradients vanish, a healthy one, and one whose
+gradients explode.
 """
 
+import json
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
 from tensorboard.compat.proto import event_pb2
 
 PICTURES = Path(__file__).resolve().parent / "pictures"
-BROWSER_OPTIONS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1280,800",
-    "--virtual-time-budget=15000",
-]
+BROWSER_OPTIONS = ("headless=new", "no-sandbox", "disable-gpu", "no-first-run", "force-device-scale-factor=1")
 
 
 def newest_heatmap(workdir):
@@ -46,25 +40,68 @@ def newest_heatmap(workdir):
     return found
 
 
-def screenshot(workdir, path):
-    """A picture of the Gradient Flow tab."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        print(f"{path.name} is left out: Chromium is not installed.")
+def train_three(logdir, length=60, steps=400):
+    """Three networks on the adding problem that differ in their recurrent cell only."""
+    import keras
+
+    from experiments.adding_problem import Config, data
+    from trainer import Trainer
+
+    layers = {
+        "vanishing": keras.layers.SimpleRNN(32, recurrent_initializer=keras.initializers.Orthogonal(0.7), name="rnn"),
+        "healthy": keras.layers.GRU(32, name="rnn"),
+        "exploding": keras.layers.SimpleRNN(
+            32, None, recurrent_initializer=keras.initializers.Identity(1.1), name="rnn"
+        ),
+    }
+    for name, layer in layers.items():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((length, 2)), layer, keras.layers.Dense(1)])
+        loss = keras.losses.MeanSquaredError()
+        trainer = Trainer(model, keras.optimizers.Adam(0.01), {"error": loss}, clip_norm=1.0, probe_every=5)
+        dataset, held_out = data(Config(length=length, batch_size=32, eval_examples=500))
+        trainer.fit(dataset, steps=steps, eval_dataset=held_out, eval_every=steps, workdir=logdir / name, log_every=5)
+
+
+# The views that the guide shows: file → what a deep link says.
+THREE = ["exploding/train", "healthy/train", "vanishing/train"]
+VIEWS = {
+    "flow-states.png": {"runs": THREE, "quantity": "state"},
+    "flow-gain.png": {"runs": THREE, "quantity": "gain", "pinned": 5},
+    "flow-difference.png": {"runs": THREE, "mode": "difference", "baseline": "healthy/train"},
+}
+
+
+def screenshots(logdir, views, size=(1280, 940)):
+    """Pictures of the Gradient Flow tab; {file: view, as a deep link names it, or None}. `size` is of the window."""
+    try:
+        from selenium import webdriver
+    except ImportError:
+        webdriver = None
+    driver = shutil.which("chromedriver")
+    if webdriver is None or driver is None:
+        print(f"{', '.join(views)} are left out: selenium, Chromium or its driver is not installed.")
         return
+    options = webdriver.ChromeOptions()
+    for option in (*BROWSER_OPTIONS, f"window-size={size[0]},{size[1]}"):
+        options.add_argument(f"--{option}")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [Path(sys.executable).with_name("tensorboard"), "--logdir", workdir, "--port", str(port)]
-    with tempfile.TemporaryDirectory() as profile, subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+    command = [Path(sys.executable).with_name("tensorboard"), "--logdir", str(logdir), "--port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+        browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
         try:
             address = f"http://127.0.0.1:{port}/"
             wait_for(address)
-            options = [*BROWSER_OPTIONS, f"--user-data-dir={profile}", f"--screenshot={path}"]
-            subprocess.run(
-                [browser, *options, address + "#gradient_flow"], check=True, capture_output=True, timeout=120
-            )
+            for name, view in views.items():
+                link = "" if view is None else "&p.gradient_flow.view=" + urllib.parse.quote(json.dumps(view), safe="")
+                browser.get("about:blank")
+                browser.get(f"{address}#gradient_flow{link}")
+                time.sleep(6)  # reads, draws, settles
+                browser.save_screenshot(str(PICTURES / name))
         finally:
+            browser.quit()
             server.terminate()
 
 
@@ -83,4 +120,7 @@ def wait_for(address, seconds=60):
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
     (PICTURES / "heatmap.png").write_bytes(newest_heatmap(sys.argv[1]))
-    screenshot(sys.argv[1], PICTURES / "gradient-flow.png")
+    screenshots(sys.argv[1], {"gradient-flow.png": None})
+    with tempfile.TemporaryDirectory() as logdir:
+        train_three(Path(logdir))
+        screenshots(logdir, VIEWS)
