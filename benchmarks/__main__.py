@@ -3,11 +3,11 @@
 python -m benchmarks
 """
 
-from benchmarks import accumulation, overhead, probe_every
+from benchmarks import accumulation, combiners, overhead, probe_every
 
 
 def main():
-    for benchmark in (overhead, accumulation, probe_every):
+    for benchmark in (overhead, accumulation, combiners, probe_every):
         print(f"\n## {benchmark.__name__}\n")
         benchmark.main()
 

@@ -1,6 +1,7 @@
 """From options to what TensorFlow and the trainer take: optimizer, schedule, combiner, devices, precision."""
 
 import ast
+import re
 
 import keras
 import tensorflow as tf
@@ -8,9 +9,10 @@ import tensorflow as tf
 import losses
 
 OPTIMIZERS = ("adam", "adamw", "nadam", "lion", "rmsprop", "adagrad", "sgd", "momentum")
-SCHEDULES = ("constant", "cosine")
+SCHEDULES = ("constant", "cosine", "exponential")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 _COSINE_END = 0.01  # of the peak
+_DECAY, _DECAY_STEPS = 0.9, 1000
 
 
 def optimizer(config):
@@ -39,12 +41,12 @@ def learning_rate(config):
 
 @keras.saving.register_keras_serializable(package="looptape")
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Rises in a straight line to the peak, then stays there or goes down along half a cosine.
+    """Rises in a straight line to the peak, then stays there or goes down.
 
     Args:
         peak: the highest learning rate.
         warmup_steps: updates over which it rises: the first of n has peak/n, the last has the peak.
-        shape: "constant" or "cosine" afterwards.
+        shape: what comes afterwards: "constant", half a "cosine", or "exponential", a tenth less every 1,000 updates.
         steps: the update at which the cosine has come down to a hundredth of the peak.
     """
 
@@ -58,6 +60,8 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
             length = max(self.steps - self.warmup_steps, 1)
             done = tf.clip_by_value((step - self.warmup_steps) / length, 0.0, 1.0)
             rate *= _COSINE_END + (1 - _COSINE_END) * 0.5 * (1 + tf.cos(3.14159265 * done))
+        if self.shape == "exponential":
+            rate *= _DECAY ** (tf.maximum(step - self.warmup_steps, 0.0) / _DECAY_STEPS)
         if self.warmup_steps:
             rate = tf.where(step < self.warmup_steps, self.peak * (step + 1) / self.warmup_steps, rate)
         return rate
@@ -95,9 +99,12 @@ def pairs(text):
 
     >>> pairs("alpha=1.5,statistic=max")
     {'alpha': 1.5, 'statistic': 'max'}
+    >>> pairs("clip=(0.1, 10),alpha=1")
+    {'clip': (0.1, 10), 'alpha': 1}
     """
     found = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    # Commas inside brackets belong to a value.
+    for part in filter(None, (part.strip() for part in re.split(r",(?![^(\[{]*[)\]}])", text))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not name or not value:
             raise ValueError(f"{part!r} is not of the form name=value. Use e.g. error=1,penalty=0.1.")

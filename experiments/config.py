@@ -21,7 +21,9 @@ class Config(Checked):
     optimizer: str = option("adam", "how gradients become updates", choices=building.OPTIMIZERS)
     learning_rate: float = option(1e-3, "learning rate, or its peak", above=0, resume="accept")
     learning_rate_schedule: str = option(
-        "constant", "constant, or a cosine down to a hundredth at the last step", choices=building.SCHEDULES
+        "constant",
+        "constant, a cosine down to a hundredth at the last step, or a tenth less every 1,000 steps",
+        choices=building.SCHEDULES,
     )
     warmup_steps: int = option(0, "updates over which the learning rate rises from 0", least=0)
     accumulation_steps: int = option(1, "micro-batches per update", least=1)

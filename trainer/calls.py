@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from trainer.sources import timed
 from trainer.state import SeveralGroups, StateDiscovered, traced
-from trainer.update import END_OF_DATA, NONFINITE
+from trainer.update import END_OF_DATA, NONFINITE, NOT_ALLOWED
 
 # How a call ended.
 _DONE, _ENDED, _NONFINITE = 0, 1, 2
@@ -141,6 +141,9 @@ class TrainCalls:
         except tf.errors.InvalidArgumentError as error:
             if "A label of loss" in error.message:
                 raise ValueError(re.search(r"A label of loss[^\]]*", error.message)[0].replace("\\", "")) from None
+            if NOT_ALLOWED in error.message:
+                for minimizer in self._owner.minimizers.values():
+                    minimizer.explain_refusal()
             if END_OF_DATA not in error.message and NONFINITE not in error.message:
                 raise
             status = _ENDED if END_OF_DATA in error.message else _NONFINITE

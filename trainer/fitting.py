@@ -7,7 +7,7 @@ import time
 import keras
 from absl import logging
 
-from trainer import arguments, persistence, rows, weights
+from trainer import arguments, layout, persistence, rows, weights
 from trainer.callbacks import CallbackBridge
 from trainer.datasets import as_dataset
 from trainer.progress import Progress
@@ -66,6 +66,8 @@ class Fitting:
         if self._finished():
             return self._nothing_to_do()
         self._check_length()
+        if self._workdir is not None:
+            layout.write_once(self._train_writer, os.path.join(self._workdir, "train"), trainer)
         self._callbacks = CallbackBridge(self._given_callbacks, trainer, self._steps, self._epochs)
         self._timesteps = trainer.timesteps
         self._progress = Progress(self._total_steps(), trainer.host_step, self._show)

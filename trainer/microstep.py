@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from trainer import batches, diagnosis, objective, probed, stages
+from trainer import batches, diagnosis, objective, probed, sharing, stages
 from trainer.state import ForwardScope, SeveralGroups, StateDiscovered, creating_variables, is_seed, raw
 
 # Folded into the first half of a dropout seed so that replicas draw different masks; any odd constant will do.
@@ -14,15 +14,17 @@ _REPLICA_SEED = 0x9E3779B1
 
 
 class MicroResult(NamedTuple):
-    """What a micro-batch adds to the update. The first five are sums over micro-batches."""
+    """What a micro-batch adds to the update. The first six are sums over micro-batches."""
 
     gradients: Any  # [groups][variables]
     sums: Any  # K scalars
     divisors: Any  # K scalars
     examples: Any  # scalar
     logged: Any  # M scalars: value · examples of each `log` call
+    products: Any  # [K, K] of the shared features' gradients, where they are summed up; else ()
     total: Any  # what was differentiated, where that is the whole update; else ()
     coefficients: Any  # [K] from the combiner, or ()
+    measured: Any  # by the combiner, where that is the whole update; else ()
     state: Any  # new values of `moved`
     report: Any  # `trainer.probed.Report` of a probed update, else ()
 
@@ -42,19 +44,35 @@ class MicroStep:
         per_loss: a gradient for each loss by itself.
         densify: turn sparse gradients into dense ones, so that they can be summed.
         probing: report the gradients of every time step, and those of each loss.
+        cut: this is the whole update: if features are shared, one backward pass through what made them will do.
     """
 
-    def __init__(self, compute_losses, owner, variables, weights, combiner, *, fold, per_loss, densify, probing=False):
+    def __init__(
+        self,
+        compute_losses,
+        owner,
+        variables,
+        weights,
+        combiner,
+        *,
+        fold,
+        per_loss,
+        densify,
+        probing=False,
+        cut=False,
+    ):
         self._compute_losses = compute_losses
         self._owner = owner
         self._variables = variables
         self._weights = weights
         self._combiner = combiner
-        self.fold, self.per_loss, self._densify, self._probing = fold, per_loss, densify, probing
+        self.fold, self.per_loss, self._densify, self._probing, self._cut = fold, per_loss, densify, probing, cut
         self.shapes = {}  # of `probe` calls in nested loops
         # A persistent tape keeps more of a recurrent loop than one gradient needs: a fifth of an LSTM's time.
         self.persistent = per_loss
         self.names = self.logged = self.groups = self.ratios = self.moved = self.live = None
+        self.featured = False  # the gradients are combined already, by one backward pass through shared features
+        self.shared = None  # [bool] of the live variables: the combiner's coefficients are for these; None for all
 
     def __call__(self, batch, state_values, step, loss_scale, replica=None):
         """Traced or eager, in a replica context. `state_values` belong to `owner.forward_state.variables()`."""
@@ -62,7 +80,8 @@ class MicroStep:
         with tf.GradientTape(persistent=self.persistent, watch_accessed_variables=False) as tape:
             tape.watch([raw(variable) for variable in variables])
             session = probed.open_session(self._owner, batch, tape) if self._probing else None
-            terms, logged, examples, scope = self._forward(batch, state_values, replica, session)
+            features = sharing.Features(tape, self._cut) if self.per_loss and self._combiner.gradients_every else None
+            terms, logged, examples, scope = self._forward(batch, state_values, replica, session, features)
             if self._probing and len(terms) > 1:
                 self._need_persistent()
             coefficients, targets = self._objectives(list(terms.values()), self._weights.at(step))
@@ -72,8 +91,14 @@ class MicroStep:
                 targets = [target * loss_scale for target in targets]
             extra = self._probe_targets(terms, targets, scale) if self._probing else ()
         again = lambda: self._forward(batch, state_values, replica)[0]  # noqa: E731
-        gradients, found = self._gradients(tape, targets, variables, session, again)
-        report = ()
+        products = measured = report = ()
+        self.featured = features is not None and self._cut and bool(features.shared)
+        if self.featured:
+            tape, found = sharing.CutTape(tape, features), None
+            factors = sharing.Factors(terms.values(), self._weights.at(step), scale)
+            gradients, coefficients, measured = self._cut_gradients(tape, targets, factors, variables, again)
+        else:
+            gradients, found, products = self._gradients(tape, targets, variables, session, features, scale, again)
         if self._probing:
             self.shapes = dict(session.shapes)
             sources = [raw(variable) for variable in variables]
@@ -85,8 +110,10 @@ class MicroStep:
             [term.divisor for term in terms.values()],
             examples,
             [value * examples for value in logged.values()],
+            products,
             total,
             coefficients,
+            measured,
             _unfold_replica(self.moved, [scope.get_current_value(v) for v in self.moved], replica),
             report,
         )
@@ -118,7 +145,7 @@ class MicroStep:
         terms = self._forward(batch, state_values, None)[0].values()
         return [term.sum for term in terms], [term.divisor for term in terms]
 
-    def _forward(self, batch, state_values, replica, session=None):
+    def _forward(self, batch, state_values, replica, session=None, features=None):
         state_variables = self._owner.forward_state.variables()
         regularized = [v for v in self._variables() if getattr(v, "regularizer", None) is not None]
         # Keras looks regularized variables up in the scope and finds nothing there unless they are mapped.
@@ -128,13 +155,16 @@ class MicroStep:
             + _fold_replica(state_variables, state_values, replica),
         )
         probing = contextlib.nullcontext() if session is None else session
+        collecting = contextlib.nullcontext() if features is None else sharing.collecting(self._owner, features)
         with scope, self._owner.collecting_logs() as logged:
-            with probing:
+            with probing, collecting:
                 losses = self._compute_losses(batch, True)
             model_losses = list(getattr(self._owner.model, "losses", ()))
         examples = batches.count_examples(batch)
         terms = objective.make_terms(_with_regularization(losses, model_losses), examples)
         self._describe(terms, logged, scope, state_variables)
+        if features is not None:
+            features.check(self._combiner)
         return terms, logged, examples, scope
 
     def _describe(self, terms, logged, scope, state_variables):
@@ -195,24 +225,57 @@ class MicroStep:
             raise RuntimeError(message)
         warnings.warn(message, stacklevel=2)
 
-    def _gradients(self, tape, targets, variables, session, again):
-        """([groups][variables] gradients, those of the session's sources if there is one group)."""
+    def _gradients(self, tape, targets, variables, session, features, scale, again):
+        """([groups][variables] gradients, those of the session's sources if there is one group, inner products)."""
         sources = [raw(variable) for variable in variables]
         probes = [] if session is None or len(targets) > 1 else session.sources
-        gradients = [tape.gradient(target, sources + probes) for target in targets]
+        shared = [] if features is None else features.shared
+        gradients = [tape.gradient(target, sources + probes + shared) for target in targets]
         found = gradients[0][len(sources) :] if probes else None
-        self.live = [any(group[i] is not None for group in gradients) for i in range(len(variables))]
-        self._check_live(variables, again)
+        products = ()
+        if shared:
+            rows = [stages.fill_missing(group[len(sources) + len(probes) :], shared) for group in gradients]
+            products = sharing.products(rows, [1.0 / scale] * len(rows))
+        gradients = [group[: len(sources)] for group in gradients]
+        through = tape.gradient(shared, sources) if shared and self._owner.head_gradients == "own" else None
+        self._describe_variables(variables, gradients, through, again)
         finished = []
         for group in gradients:
-            kept = []
-            for gradient, variable, live in zip(group, sources, self.live, strict=False):
-                if not live:
-                    continue
-                gradient = tf.zeros_like(variable) if gradient is None else gradient
-                kept.append(stages.to_dense(gradient) if self._densify else gradient)
-            finished.append(kept)
-        return finished, found
+            kept = [(g, v) for g, v, live in zip(group, sources, self.live, strict=True) if live]
+            kept = [tf.zeros_like(variable) if gradient is None else gradient for gradient, variable in kept]
+            finished.append([stages.to_dense(gradient) for gradient in kept] if self._densify else kept)
+        return finished, found, products
+
+    def _cut_gradients(self, tape, targets, factors, variables, again):
+        """([1][variables] gradients of the whole update, coefficients, what the combiner measured)."""
+        sources = [raw(variable) for variable in variables]
+        features, heads = zip(*(tape.heads(target, sources) for target in targets), strict=True)
+        measured = sharing.products(features, factors.unscaled_means)
+        coefficients = self._combiner.coefficients(factors.losses, factors.present, measured)
+        weighted = [factor * c for factor, c in zip(factors.means, tf.unstack(coefficients), strict=True)]
+        trunk = tape.trunk([stages.weigh(column, weighted) for column in zip(*features, strict=True)], sources)
+        self._describe_variables(variables, [*heads, trunk], trunk, again)
+        own = self._owner.head_gradients == "own"
+        gradients = []
+        for through, *parts in zip(trunk, *heads, strict=True):
+            by = factors.means if own and through is None else weighted
+            reached = [(part, factor) for part, factor in zip(parts, by, strict=True) if part is not None]
+            head = stages.weigh(*zip(*reached, strict=True)) if reached else None
+            if head is not None or through is not None:
+                gradients.append(stages.to_dense(sharing.add(head, through)))
+        return [gradients], coefficients, measured
+
+    def _describe_variables(self, variables, gradients, through, again):
+        """Notes which variables some loss reaches, and which of them are shared."""
+        self.live = [any(group[index] is not None for group in gradients) for index in range(len(variables))]
+        if self.per_loss and self._combiner.gradients_every:
+            mask = sharing.shared_mask(self._owner, variables)
+            if mask is not None:
+                sharing.check_reached(variables, mask, self.live)
+            elif through is not None and self._owner.head_gradients == "own":
+                mask = [gradient is not None for gradient in through]
+            self.shared = mask and [shared for shared, live in zip(mask, self.live, strict=True) if live]
+        self._check_live(variables, again)
 
 
 def is_plain_sum(combiner):

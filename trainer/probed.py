@@ -82,22 +82,24 @@ def _add_time(first, second):
     return sum(tf.pad(x, [[0, 0], [0, 0], [0, length - tf.shape(x)[2]]]) for x in (first, second))
 
 
-def conclude(report, factors, update):
+def conclude(report, factors, coefficients, update):
     """What a whole update's report amounts to, for the host. Traced.
 
     Args:
         report: over all micro-batches and replicas.
-        factors: [K], effective weight over divisor of each loss (and over the loss scale).
+        factors: [K], static weight over divisor of each loss (and over the loss scale).
+        coefficients: [K], by the combiner; times the factors they are what a loss counts with in this update.
         update: the gradient that is applied, before clipping.
 
     Returns:
         {"totals", "shares": {layer: [losses, time]}, "norms": [K], "cosines": [K, K], "update_mean": scalar}, what
-        there is of it.
+        there is of it. The norms are those of what each loss contributes. The mean, which the update is compared with,
+        is that of the gradients with their static weights alone: what a plain sum would follow.
     """
     concluded = {"totals": report.totals}
     if not report.loss_gradients:
         return concluded
-    concluded["shares"] = probing.shares(report.products, factors) if report.products else {}
+    concluded["shares"] = probing.shares(report.products, factors * coefficients) if report.products else {}
     weighted = [
         [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
         for gradients, factor in zip(report.loss_gradients, tf.unstack(factors), strict=True)
@@ -107,7 +109,7 @@ def conclude(report, factors, update):
     unit = tf.math.divide_no_nan(flat, norms[:, tf.newaxis])
     direction = tf.concat([tf.reshape(tf.convert_to_tensor(g), [-1]) for g in update], axis=0)
     mean = tf.reduce_mean(flat, axis=0)
-    concluded["norms"] = norms
+    concluded["norms"] = norms * tf.abs(coefficients)
     concluded["cosines"] = tf.matmul(unit, unit, transpose_b=True)
     concluded["update_mean"] = tf.math.divide_no_nan(
         tf.reduce_sum(direction * mean), tf.norm(direction) * tf.norm(mean)

@@ -26,6 +26,17 @@ def scale_gradient(gradient, factor):
     return gradient * factor
 
 
+def weigh(gradients, factors):
+    """Σ_k factor_k · g_k of dense or sparse gradients, dense."""
+    parts = [to_dense(scale_gradient(gradient, factor)) for gradient, factor in zip(gradients, factors, strict=True)]
+    return parts[0] if len(parts) == 1 else tf.add_n(parts)
+
+
+def fill_missing(gradients, sources):
+    """Dense gradients, zeros where a source is not reached."""
+    return [tf.zeros_like(x) if g is None else to_dense(g) for g, x in zip(gradients, sources, strict=True)]
+
+
 def all_reduce(tensors):
     """Sums a structure of tensors over the replicas. In a replica context."""
     context = tf.distribute.get_replica_context()
@@ -61,14 +72,17 @@ def unscale(gradients, loss_scale):
     return [[scale_gradient(gradient, factor) for gradient in group] for group in gradients]
 
 
-def combine(gradients, weights=None):
-    """Σ_k weight_k · g_k per variable; without weights the plain sum of the groups."""
+def combine(gradients, weights=None, shared=None):
+    """Σ_k weight_k · g_k per variable; without weights the plain sum of the groups.
+
+    With `shared`, [bool] of the variables, those that are not shared get the plain sum.
+    """
     if weights is None and len(gradients) == 1:
         return list(gradients[0])
     combined = []
-    for parts in zip(*gradients, strict=True):
+    for index, parts in enumerate(zip(*gradients, strict=True)):
         parts = [to_dense(part) for part in parts]
-        if weights is not None:
+        if weights is not None and (shared is None or shared[index]):
             parts = [part * tf.cast(weight, part.dtype) for part, weight in zip(parts, weights, strict=True)]
         combined.append(tf.add_n(parts))
     return combined

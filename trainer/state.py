@@ -52,6 +52,7 @@ class Tracing(threading.local):
         self.checks = []  # operations that fail if the update is not finite
         self.logs = [{}]  # of nested `collecting_logs`
         self.reports = {}  # of probed updates, by minimizer
+        self.features = None  # where `share` reports to, see trainer.sharing
 
 
 class StateDiscovered(Exception):

@@ -65,6 +65,11 @@ class Trainer(Examination, Engine):
     # What a subclass may set:
     on_none_gradient = "error"  # what to do about variables that no loss reaches: "error", "warn" or "ignore"
     max_skipped = 10  # non-finite updates in a row before the run stops
+    # Where a combiner compares the gradients of the losses: the output of the layer of this name (or what
+    # `share` was called with), or these variables, layers or names of them; by default all variables.
+    shared_features = None
+    shared_variables = None
+    head_gradients = "weighted"  # what is not shared has the combiner's coefficients, too; or "own": it has none
 
     def __init__(
         self,
@@ -328,6 +333,15 @@ class Trainer(Examination, Engine):
         """An extra scalar for TensorBoard and the callbacks' logs: the mean over the examples since the last log."""
         value = tf.reduce_mean(tf.cast(tensor, tf.float32))
         self.tracing.logs[-1][name] = tf.stop_gradient(value)
+
+    def share(self, tensor):
+        """Marks features that several losses are computed from, for combiners that compare gradients; returns them.
+
+        For `compute_losses`: with a trunk and heads, `features = self.share(trunk(x))` makes PCGrad and its like
+        nearly as cheap as a sum. Not inside a loop.
+        """
+        features = self.tracing.features
+        return tensor if features is None else features.add(tensor)
 
     def update_metrics(self, targets, outputs, sample_weight=None):
         """Updates every metric with a batch. With several outputs a metric takes the output of its own name."""

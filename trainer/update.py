@@ -12,12 +12,13 @@ compute micro-batches and sum them up; everything after that happens once, outsi
 import numpy as np
 import tensorflow as tf
 
-from trainer import batches, fused, microstep, probed, stages
+from trainer import batches, combining, fused, merging, microstep, probed, sharing, stages
 from trainer.sources import timed
-from trainer.state import is_seed, raw
+from trainer.state import raw
 
 NONFINITE = "looptape: non-finite update"
 END_OF_DATA = "looptape: end of data"
+NOT_ALLOWED = "looptape: a loss that the combiner does not take"
 
 
 class Minimizer:
@@ -37,7 +38,7 @@ class Minimizer:
 
     def __init__(self, owner, name, compute_losses, optimizer, variables, weights, combiner):
         self.name = name
-        self._owner = owner
+        self.owner = owner
         self.optimizer = optimizer
         self._variables = variables
         self.weights = weights
@@ -50,39 +51,50 @@ class Minimizer:
                 f"{type(combiner).__name__} evaluates the losses a second time after each update, which is not done on "
                 "several replicas. Use one device, or another combiner."
             )
-        per_loss = bool(combiner.gradients_every) or (combiner.needs == "losses" and not self._one_part)
-        options = {
-            "fold": self._one_part and not per_loss,
-            "per_loss": per_loss,
-            "densify": not self._one_part or per_loss,
-        }
+        sharing.check_options(owner, combiner)
+        # Gradients of each loss are wanted now and then: an update has two variants, see `_sometimes`.
+        self._alternating = combiner.gradients_every > 1 and owner.head_gradients == "weighted"
+        self._measuring = bool(combiner.gradients_every)
 
-        def make(probing):
-            return microstep.MicroStep(compute_losses, owner, variables, weights, combiner, probing=probing, **options)
+        def make(probing, measuring):
+            per_loss = measuring or (combiner.needs == "losses" and not self._one_part)
+            return microstep.MicroStep(
+                compute_losses,
+                owner,
+                variables,
+                weights,
+                combiner,
+                fold=self._one_part and not per_loss,
+                per_loss=per_loss,
+                densify=not self._one_part or per_loss or self._alternating,
+                probing=probing,
+                cut=self._one_part and measuring,
+            )
 
         self._make_micro = make
         self._micros = {}
 
     def _micro_of(self, probing):
         """(micro-step, the same as a traced function) without or with probes: all micro-batches share one trace."""
-        if probing not in self._micros:
-            micro = self._make_micro(probing)
+        key = probing, self._measuring
+        if key not in self._micros:
+            micro = self._make_micro(*key)
             micro.persistent |= probing and len(self.names or ()) > 1
-            compiled = tf.function(micro, autograph=False, jit_compile=self._owner.jit_compile or None)
-            self._micros[probing] = micro, compiled
-        return self._micros[probing]
+            compiled = tf.function(micro, autograph=False, jit_compile=self.owner.jit_compile or None)
+            self._micros[key] = micro, compiled
+        return self._micros[key]
 
     @property
-    def _micro(self):
-        return self._micro_of(self._owner.probing)[0]
+    def micro(self):
+        return self._micro_of(self.owner.probing)[0]
 
     @property
     def _compiled(self):
-        return self._micro_of(self._owner.probing)[1]
+        return self._micro_of(self.owner.probing)[1]
 
     def forget_probes(self):
         """Makes the next probed update trace anew."""
-        self._micros.pop(True, None)
+        self._micros = {key: made for key, made in self._micros.items() if not key[0]}
 
     def forget(self, optimizer):
         """Makes every next update trace anew: other variables are trained. The trainer's own optimizer may be new."""
@@ -114,86 +126,139 @@ class Minimizer:
             optional, seconds = timed(iterator.get_next_as_optional)
             return optional.has_value(), optional.get_value, seconds
 
-        return self._finish(self._accumulate(fetch, iterator.element_spec))
+        spec = iterator.element_spec
+        return self._finish(*self._combined(lambda: self._accumulate(fetch, spec), lambda: spec))
 
     def from_batch(self, batch):
         """One update on a batch that is split into `accumulation_steps` micro-batches. Traced, one device."""
-        count = self._owner.accumulation_steps
+        count = self.owner.accumulation_steps
 
         def fetch(index):
             return tf.constant(True), lambda: batches.slice_for_replica(batch, index, count), tf.zeros([])
 
         spec = tf.nest.map_structure(tf.type_spec_from_value, batches.slice_for_replica(batch, tf.constant(0), count))
-        return self._finish(self._accumulate(fetch, spec))
+        return self._finish(*self._combined(lambda: self._accumulate(fetch, spec), lambda: spec))
 
     def from_parts(self, parts):
         """One update on a list of micro-batches, each split over the replicas. Traced or eager."""
-        owner = self._owner
-        if owner.replicas == 1:
-            result, states = self._sum_parts(parts, None)
-            again = (lambda: self._losses_of(parts, states)) if self.combiner.needs_losses_after else None
-            return self._finish(result, again)
-        if self._micro.names is None:
-            self._micro.plan(parts[0])
+        spec = lambda: tf.nest.map_structure(tf.type_spec_from_value, parts[0])  # noqa: E731
+        if self.owner.replicas > 1:
+            if self.micro.names is None:
+                self.micro.plan(parts[0])
+            return self._finish(*self._combined(lambda: (self._distributed(parts), ()), spec))
+        if not self.combiner.needs_losses_after:
+            return self._finish(*self._combined(lambda: (self._sum_parts(parts, None)[0], ()), spec))
+        result, states = self._sum_parts(parts, None)
+        return self._finish(result, combining.combine(self, result), lambda: self._losses_of(parts, states))
+
+    def _distributed(self, parts):
+        """The sums of all replicas' shares of the parts."""
+        owner = self.owner
         result = owner.strategy.run(self._replica, args=(parts,))
         result = tf.nest.map_structure(lambda x: owner.strategy.experimental_local_results(x)[0], result)
         metric_ids = {id(variable) for variable in owner.forward_state.metric_variables()}
         state = [
             raw(variable).read_value() + value if id(variable) in metric_ids else value
-            for variable, value in zip(self._micro.moved, result.state, strict=True)
+            for variable, value in zip(self.micro.moved, result.state, strict=True)
         ]
-        return self._finish(result._replace(state=state))
+        return result._replace(state=state)
+
+    def _combined(self, make, spec):
+        """(the sums of an update, what the combiner makes of them).
+
+        Args:
+            make: gives the sums, and the seconds that it waited for data or ().
+            spec: function that gives the specification of a micro-batch.
+        """
+        if self._alternating:
+            return self._sometimes(make, spec)
+        result, waited = make()
+        if not isinstance(waited, tuple):
+            self.owner.ledger.waited(waited)
+        return result, combining.combine(self, result)
+
+    def _sometimes(self, make, spec):
+        """As `_combined`, with a gradient for each loss only in updates in which the combiner measures them."""
+        if self.combiner.names is None:
+            self._outline(spec())
+        shape = []
+
+        def variant(measuring):
+            self._measuring = measuring
+            result, waited = make()
+            combined = combining.combine(self, result)
+            losses, present, measured = combined.seen
+            if measuring:
+                shape.append(measured.shape)
+            elif shape:
+                measured = tf.zeros(shape[0])
+            kept = result._replace(gradients=(), products=(), total=(), coefficients=(), measured=())
+            return kept, combined._replace(seen=(losses, present, measured)), waited
+
+        due = self.combiner.due()
+        if tf.executing_eagerly():
+            result, combined, waited = variant(bool(due))
+        else:
+            result, combined, waited = tf.cond(due, lambda: variant(True), lambda: variant(False))
+        if not isinstance(waited, tuple):
+            self.owner.ledger.waited(waited)
+        return result, combined
+
+    def _outline(self, spec):
+        """Traces a micro-step that is not run, to learn the losses and make the variables that go with them."""
+        owner = self.owner
+        self._compiled.get_concrete_function(spec, owner.read_state(), owner.step.value(), owner.loss_scale.value())
 
     def _losses_of(self, parts, states):
         """[K] losses of the parts with the present weights and the state and seeds each had. Traced or eager."""
-        found = [self._micro.losses_only(part, state) for part, state in zip(parts, states, strict=True)]
+        found = [self.micro.losses_only(part, state) for part, state in zip(parts, states, strict=True)]
         sums, divisors = (tf.add_n([tf.stack(part[index]) for part in found]) for index in (0, 1))
         return tf.math.divide_no_nan(sums, divisors)
 
     def _sum_parts(self, parts, replica):
         """(the sum of the parts' results, the state each of them began with)."""
-        owner, totals, states = self._owner, None, []
+        owner, totals, states = self.owner, None, []
         state = owner.read_state()
-        micro = self._compiled if owner.jit_compile and not owner.run_eagerly else self._micro
+        micro = self._compiled if owner.jit_compile and not owner.run_eagerly else self.micro
         for part in parts:
             states.append(list(state))
             result = micro(part, state, owner.step.value(), owner.loss_scale.value(), replica)
-            totals = result if totals is None else _add(totals, result)
+            totals = result if totals is None else merging.add(totals, result)
             for index, value in zip(self._moved_indices(), result.state, strict=True):
                 state[index] = value
         return totals, states
 
     def _replica(self, parts):
         """The sums of one replica's share of the parts, over all replicas. In a replica context."""
-        owner = self._owner
+        owner = self.owner
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group
         before = dict(zip(map(id, owner.forward_state.variables()), owner.read_state(), strict=True))
         shares = [batches.slice_for_replica(part, replica, owner.replicas) for part in parts]
-        result = _replace_empty(self._sum_parts(shares, replica)[0], self._micro.moved, before)
-        result = _replace_additive(result, stages.all_reduce(_additive(result)))
+        result = merging.replace_empty(self._sum_parts(shares, replica)[0], self.micro.moved, before)
+        result = merging.replace_additive(result, stages.all_reduce(merging.additive(result)))
         if result.report:
             result = result._replace(report=stages.all_reduce(result.report))
         metric_ids = {id(variable) for variable in owner.forward_state.metric_variables()}
         state = [
-            _merge_replicas(variable, before[id(variable)], after, id(variable) in metric_ids)
-            for variable, after in zip(self._micro.moved, result.state, strict=True)
+            merging.merge_replicas(variable, before[id(variable)], after, id(variable) in metric_ids)
+            for variable, after in zip(self.micro.moved, result.state, strict=True)
         ]
         return result._replace(state=state)
 
     def _moved_indices(self):
-        positions = {id(v): index for index, v in enumerate(self._owner.forward_state.variables())}
-        return [positions[id(variable)] for variable in self._micro.moved]
+        positions = {id(v): index for index, v in enumerate(self.owner.forward_state.variables())}
+        return [positions[id(variable)] for variable in self.micro.moved]
 
     def _accumulate(self, fetch, spec):
-        owner = self._owner
+        owner = self.owner
         step, scale = owner.step.value(), owner.loss_scale.value()
         state = owner.read_state()
         outputs = self._compiled.get_concrete_function(spec, state, step, scale).structured_outputs
         # Compiled by XLA it is one operation. Otherwise it is better in line: a function gives all its gradients at
         # once, at its end, which costs memory and the overlap of the sums with the backward pass.
-        micro = self._compiled if owner.jit_compile else self._micro
-        zeros = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), _additive(outputs))
+        micro = self._compiled if owner.jit_compile else self.micro
+        zeros = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), merging.additive(outputs))
         empty = probed.zeros_like(outputs.report)
         moved = self._moved_indices()
 
@@ -206,7 +271,7 @@ class Minimizer:
                 for index, value in zip(moved, moving, strict=True):
                     present[index] = value
                 result = micro(get_batch(), present, step, scale)
-                summed = tf.nest.map_structure(tf.add, totals, _additive(result))
+                summed = tf.nest.map_structure(tf.add, totals, merging.additive(result))
                 found = probed.add(report, result.report) if result.report else ()
                 return count + 1, tf.constant(False), waited, summed, found, list(result.state)
 
@@ -225,19 +290,18 @@ class Minimizer:
             shape_invariants=shapes,
             parallel_iterations=2,
         )
-        owner.ledger.waited(waited)
         with tf.control_dependencies([tf.debugging.Assert(count > 0, [END_OF_DATA])]):
             totals = tf.nest.map_structure(tf.identity, totals)
         coefficients = ()
-        if not self._micro.per_loss and not microstep.is_plain_sum(self.combiner):
+        if not self.micro.per_loss and not microstep.is_plain_sum(self.combiner):
             coefficients = self.combiner.coefficients(None, None, None)
-        return microstep.MicroResult(*totals, (), coefficients, moving, report)
+        return microstep.MicroResult(*totals, (), coefficients, (), moving, report), waited
 
-    def _finish(self, result, losses_after=None):
+    def _finish(self, result, combined, losses_after=None):
         """Everything after the backward passes, once per update."""
-        owner, micro = self._owner, self._micro
+        owner, micro = self.owner, self.micro
         variables = [v for v, live in zip(self._variables(), micro.live, strict=True) if live]
-        gradients, total, coefficients, advance = self._combine(result)
+        gradients, total, coefficients, seen = combined
         norm = tf.linalg.global_norm(gradients)
         if owner.ema_decay is not None:
             self._make_averages(variables)
@@ -254,7 +318,8 @@ class Minimizer:
                 raw(variable).assign(value)
             if owner.ema_decay is not None:
                 stages.average(self._averages, [raw(v) for v in variables], owner.ema_decay)
-            advance()
+            if seen:
+                self.combiner.advance(*seen)
             if losses_after is not None:
                 divisors = tf.stack(result.divisors)
                 before = tf.math.divide_no_nan(tf.stack(result.sums), divisors)
@@ -264,53 +329,40 @@ class Minimizer:
         if owner.probing:
             owner.tracing.reports[self.name] = self._conclude(result, coefficients, gradients)
         noted = self._note(result, total, norm, coefficients)
+        refusals = self._refuse(seen, noted)
         if owner.aborting:
-            with tf.control_dependencies([noted]):
+            with tf.control_dependencies([noted, *refusals]):
                 check = tf.debugging.check_numerics(total + norm, NONFINITE)
             with tf.control_dependencies([check]):
                 write()
             owner.tracing.checks.append(check)
         else:
-            owner.tracing.checks.append(tf.cond(tf.math.is_finite(total + norm), write, lambda: tf.constant(False)))
+            with tf.control_dependencies(refusals):
+                finite = tf.math.is_finite(total + norm)
+            owner.tracing.checks.append(tf.cond(finite, write, lambda: tf.constant(False)))
         losses = [tf.math.divide_no_nan(s, d) for s, d in zip(result.sums, result.divisors, strict=True)]
         return dict(zip(micro.names, losses, strict=True))
 
-    def _combine(self, result):
-        """(gradients, total, coefficients, function that advances the combiner) from the sums of a whole update."""
-        micro, combiner = self._micro, self.combiner
-        scale = self._owner.loss_scale.value()
-        if micro.fold:
-            groups = [[stages.deduplicate(gradient) for gradient in group] for group in result.gradients]
-            groups = stages.unscale(groups, scale)
-        else:
-            divisors = [result.divisors[group[0]] / micro.ratios[group[0]] for group in micro.groups]
-            if micro.per_loss:
-                divisors = result.divisors
-            groups = stages.divide(result.gradients, divisors, scale)
-        if micro.fold and microstep.is_plain_sum(combiner):
-            return stages.combine(groups), result.total, (), lambda: None
-        weights = self.weights.at(self._owner.step.value())
-        divisors = tf.stack(result.divisors)
-        losses, present = tf.math.divide_no_nan(tf.stack(result.sums), divisors), divisors > 0
-        measured, coefficients = None, result.coefficients
-        if micro.per_loss:
-            groups = [[stages.scale_gradient(g, w) for g in group] for group, w in zip(groups, weights, strict=True)]
-            if combiner.gradients_every:
-                measured = combiner.measure(groups)
-            coefficients = combiner.coefficients(losses, present, measured)
-            gradients = stages.combine(groups, tf.unstack(coefficients))
-        else:
-            gradients = stages.combine(groups)
-        used = tf.ones([len(weights)]) if isinstance(coefficients, tuple) else coefficients
-        total = combiner.total(losses, used, tf.stack(weights), present)
-        return gradients, total, coefficients, lambda: combiner.advance(losses, present, measured)
+    def _refuse(self, seen, noted):
+        """[an assertion that ends the run where the combiner cannot take the losses], or []."""
+        if not self.combiner.requires_positive:
+            return []
+        losses, present, _ = seen
+        with tf.control_dependencies([noted]):  # for `explain_refusal`
+            check = tf.raw_ops.Assert(condition=self.combiner.allows(losses, present), data=[NOT_ALLOWED])
+        return [] if check is None else [check]
+
+    def explain_refusal(self):
+        """Raises an error about the losses of the latest update, if the combiner cannot take them. On the host."""
+        losses = self.owner.ledger.last(self)["loss"]
+        self.combiner.validate([losses.get(name) for name in self.names], [name in losses for name in self.names])
 
     def _conclude(self, result, coefficients, gradients):
-        weights = tf.stack(self.weights.at(self._owner.step.value()))
-        weights = weights if isinstance(coefficients, tuple) else weights * coefficients
-        scale = self._owner.loss_scale.value()
+        weights = tf.stack(self.weights.at(self.owner.step.value()))
+        coefficients = tf.ones_like(weights) if isinstance(coefficients, tuple) else coefficients
+        scale = self.owner.loss_scale.value()
         factors = tf.math.divide_no_nan(weights, tf.stack(result.divisors) * (1.0 if scale is None else scale))
-        return probed.conclude(result.report, factors, gradients)
+        return probed.conclude(result.report, factors, coefficients, gradients)
 
     def _note(self, result, total, norm, coefficients):
         """Keeps this update's numbers for the log, and for the error if they are not finite."""
@@ -318,46 +370,12 @@ class Minimizer:
         if not isinstance(coefficients, tuple):
             row += tf.unstack(coefficients)
         row = tf.stack(row)
-        self._owner.ledger.record(self, row, self._micro.logged, not isinstance(coefficients, tuple))
+        self.owner.ledger.record(self, row, self.micro.logged, not isinstance(coefficients, tuple))
         if self.last is None:
-            self.last = self._owner.make_variable(np.zeros(row.shape, np.float32), "last")
+            self.last = self.owner.make_variable(np.zeros(row.shape, np.float32), "last")
         return self.last.assign(row)
 
     def _make_averages(self, variables):
         if self._averages is None:
-            self._averages = [self._owner.make_variable(raw(v), "average") for v in variables]
+            self._averages = [self.owner.make_variable(raw(v), "average") for v in variables]
             self.averaged_variables = list(variables)
-
-
-def _additive(result):
-    return [result.gradients, result.sums, result.divisors, result.examples, result.logged]
-
-
-def _add(totals, result):
-    summed = tf.nest.map_structure(tf.add, _additive(totals), _additive(result))
-    report = probed.add(totals.report, result.report) if result.report else ()
-    return _replace_additive(result, summed)._replace(report=report)
-
-
-def _replace_additive(result, parts):
-    return result._replace(**dict(zip(microstep.MicroResult._fields[:5], parts, strict=True)))
-
-
-def _replace_empty(result, moved, before):
-    """A replica without examples has moved nothing: statistics of an empty batch are NaN."""
-    present = result.examples > 0
-    state = [tf.where(present, after, before[id(v)]) for v, after in zip(moved, result.state, strict=True)]
-    return result._replace(state=state)
-
-
-def _merge_replicas(variable, before, after, is_metric):
-    """New state of several replicas as one: statistics are averaged, seeds are equal; of metrics the sum of changes.
-
-    A metric's value in a replica is a part of the whole, so only its change means something there.
-    """
-    context = tf.distribute.get_replica_context()
-    if is_seed(variable) or not after.dtype.is_floating:
-        return after
-    if is_metric:
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, after - before)
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, after) / context.num_replicas_in_sync

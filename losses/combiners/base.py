@@ -48,7 +48,7 @@ class Combiner:
     needs = "weights"  # to know the coefficients: state alone, or this update's "losses", or its "gradients"
     minimum_losses = 1
     needs_losses_after = False
-    requires_positive = False  # logarithms are taken: `validate` refuses losses that are not above zero
+    requires_positive = False  # logarithms are taken: losses that are not above zero are refused
 
     def __init__(self, *, update_every=1, warmup_steps=0, moving_average=0.0, clip=None, normalize=False):
         require(update_every >= 1, f"`update_every` is {update_every}", "at least 1", "Use 1 for each update.")
@@ -135,15 +135,37 @@ class Combiner:
         """Moves the state by the losses before and after the update, on the same data. For FAMO only."""
         raise NotImplementedError(f"{type(self).__name__} does not use the losses after the update.")
 
+    def allows(self, losses, present):
+        """A bool tensor: can all present losses be taken? NaN can: it is the finite check's business. Traced."""
+        return tf.reduce_all(~(self.above(tf.cast(losses, tf.float32)) <= 0) | ~present) | (not self.requires_positive)
+
+    def above(self, losses):
+        """[K] what logarithms are taken of: the losses, or how far they are above their lower bounds."""
+        return losses
+
     def validate(self, losses, present=None) -> None:
-        """Raises if a loss value is not allowed. Eager, on the host: K numbers; NaN is let through."""
-        if not self.requires_positive:
-            return
+        """Raises if a loss value is not allowed, and names it. Eager, on the host: K numbers (None where absent)."""
         present = [True] * len(self.names) if present is None else present
-        bad = {n: float(v) for n, v, p in zip(self.names, losses, present, strict=True) if p and v <= 0}
+        known = tf.constant([float(v) if p else 1.0 for v, p in zip(losses, present, strict=True)])
+        if bool(self.allows(known, tf.constant(present))):
+            return
+        heights = zip(self.names, known.numpy().tolist(), self.above(known).numpy(), present, strict=True)
+        bad = {name: value for name, value, height, there in heights if there and height <= 0}
+        kinds = [cls.__name__ for cls in type(self).alternatives()]
         received = f"{type(self).__name__} takes logarithms of the losses, but got {bad}"
-        advice = "Shift or square these losses, or choose a combiner without logarithms such as `WeightedSum`."
-        require(not bad, received, "given losses above zero", advice)
+        advice = f"Shift or square these losses, or choose a combiner without logarithms: {', '.join(kinds)}."
+        require(False, received, f"given losses above {self.bound()}", advice)
+
+    def bound(self):
+        """What the losses must be above, in words."""
+        return "zero"
+
+    @staticmethod
+    def alternatives():
+        """The combiners that take losses of any sign."""
+        from losses.combiners.names import exported  # it imports the package
+
+        return [cls for cls in exported() if not cls.requires_positive]
 
     def freeze(self) -> None:
         """Holds the weights last used from the next update on. Eager or traced; no retrace."""

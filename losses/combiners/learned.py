@@ -136,8 +136,11 @@ class FAMO(Learned, Combiner):
         gradient = famo_gradient(before, after, self.logits, present) + self.decay * self.logits
         self.logits.assign_add(self.adam_step(gradient, present & past & ~self.frozen))
 
-    def validate(self, losses, present=None):
-        super().validate([float(v) - float(b) for v, b in zip(losses, self._minimum(), strict=True)], present)
+    def above(self, losses):
+        return losses - tf.constant(self._minimum())
+
+    def bound(self):
+        return f"`minimum`, which is {self.minimum}" if self.minimum else super().bound()
 
     def _minimum(self):
         if isinstance(self.minimum, dict):
@@ -145,7 +148,7 @@ class FAMO(Learned, Combiner):
         return [float(self.minimum)] * len(self.names)
 
     def _distance(self, losses):
-        return tf.maximum(losses - tf.constant(self._minimum()), 0.0) + self.epsilon
+        return tf.maximum(self.above(losses), 0.0) + self.epsilon
 
 
 def famo(distance, logits, present):

@@ -25,7 +25,14 @@ def combiner_from_name(name, **arguments):
                 f"{argument!r} is not an argument of the combiner {cls.name!r};{nearest(argument, valid)} "
                 f"it must be one of {valid}. Correct or remove it."
             )
-    return cls(**arguments)
+    try:
+        return cls(**arguments)
+    except TypeError as error:  # text where a number belongs, and the like
+        defaults = {name: value for name, value in cls().get_config().items() if name in arguments}
+        raise ValueError(
+            f"The combiner {cls.name!r} was given {arguments}; the values must be of the same kind as the defaults "
+            f"{defaults} ({error}). Correct them."
+        ) from error
 
 
 def exported():

@@ -107,7 +107,7 @@ def log_sum(losses, epsilon):
 class GeometricMean(LogSum):
     """The geometric mean of the losses: coefficients GM / (K L). One loss alone is the plain sum.
 
-    Non-positive losses as in `LogSum`. Static weights scale the gradients, not the mean that is logged.
+    Non-positive losses as in `LogSum`. Static weights scale the gradients, and with their mean what is logged.
 
     >>> combiner = GeometricMean()
     >>> combiner.build(["error", "penalty"])
@@ -125,7 +125,10 @@ class GeometricMean(LogSum):
 
     def total(self, losses, coefficients, static=None, present=None):
         present = self._mask(present)
-        return geometric_mean(self._clean(losses, present), present, self.epsilon)[0]
+        mean = geometric_mean(self._clean(losses, present), present, self.epsilon)[0]
+        # Each loss contributes coefficient · loss = mean / K, times its static weight.
+        count = tf.reduce_sum(tf.cast(present, tf.float32))
+        return mean * tf.math.divide_no_nan(tf.reduce_sum(self._static(static, present)), count)
 
 
 def geometric_mean(losses, present, epsilon):

@@ -62,6 +62,9 @@ def test_the_learning_rate_follows_its_schedule():
     constant = building.learning_rate(dataclasses.replace(config, learning_rate_schedule="constant"))
     np.testing.assert_allclose([float(constant(step)) for step in (0, 3, 4, 100)], [0.5, 2.0, 2.0, 2.0])
     assert building.learning_rate(Config(learning_rate=0.5)) == 0.5
+    decaying = building.learning_rate(dataclasses.replace(config, learning_rate_schedule="exponential"))
+    expected = [0.5, 2.0, 2.0, 2.0 * 0.9**0.5, 2.0 * 0.9**3]
+    np.testing.assert_allclose([float(decaying(step)) for step in (0, 3, 4, 504, 3004)], expected, rtol=1e-5)
 
 
 def test_a_schedule_is_part_of_a_saved_optimizer():

@@ -39,3 +39,10 @@ def test_direction_methods_take_no_guards_but_the_warmup():
     assert losses.MGDA.arguments() == ["warmup_steps"]
     with pytest.raises(ValueError, match="'clip' is not an argument"):
         combiner_from_name("mgda", clip=(0, 1))
+
+
+def test_a_value_of_the_wrong_kind():
+    with pytest.raises(
+        ValueError, match=r"'gradnorm' was given \{'alpha': 'much'\}.*defaults \{'alpha': 1.5\}.*Correct"
+    ):
+        combiner_from_name("gradnorm", alpha="much")

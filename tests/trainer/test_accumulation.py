@@ -80,7 +80,7 @@ def test_masks_that_differ_between_losses(clip_norm):
     trainer = train(small, masked_data(8).repeat(), steps=4, accumulation_steps=5, **options)
     train(large, masked_data(40).repeat(), steps=4, **options)
     assert_same_weights(small, large)
-    assert len(trainer.main._micro.groups) == 2, "two divisors need two accumulators"
+    assert len(trainer.main.micro.groups) == 2, "two divisors need two accumulators"
 
 
 def test_losses_that_share_a_divisor_share_an_accumulator():
@@ -90,7 +90,7 @@ def test_losses_that_share_a_divisor_share_an_accumulator():
     trainer = train(small, dataset(X, Y, weight, batch=10).repeat(), losses=pair, steps=3, accumulation_steps=4)
     train(large, dataset(X, Y, weight, batch=40).repeat(), losses=pair, steps=3)
     assert_same_weights(small, large)
-    assert len(trainer.main._micro.groups) == 1
+    assert len(trainer.main.micro.groups) == 1
 
 
 def is_combiner(name):
