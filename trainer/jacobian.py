@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import adjoints, diagnosis, memory
+from trainer.recorder import Recorder
 from trainer.state import raw, traced
 from trainer.steplosses import StepLosses
 
@@ -77,7 +78,7 @@ class Passes:
 
     def _forward(self, batch, tape):
         tape.watch([raw(variable) for variable in self._owner.trainable_variables])
-        recorder = adjoints.Recorder(self._owner.model, tape, self._left_out)
+        recorder = Recorder(self._owner.model, tape, self._left_out)
         with recorder:
             losses = StepLosses(self._owner).run(batch)
         return losses, recorder.loops, recorder.skipped
