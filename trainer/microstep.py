@@ -68,6 +68,7 @@ class MicroStep:
         self._combiner = combiner
         self.fold, self.per_loss, self._densify, self._probing, self._cut = fold, per_loss, densify, probing, cut
         self.shapes = {}  # of `probe` calls in nested loops
+        self.backward = set()  # probed layers that read their sequence from its end
         # A persistent tape keeps more of a recurrent loop than one gradient needs: a fifth of an LSTM's time.
         self.persistent = per_loss
         self.names = self.logged = self.groups = self.ratios = self.moved = self.live = None
@@ -100,7 +101,7 @@ class MicroStep:
         else:
             gradients, found, products = self._gradients(tape, targets, variables, session, features, scale, again)
         if self._probing:
-            self.shapes = dict(session.shapes)
+            self.shapes, self.backward = dict(session.shapes), session.backward
             sources = [raw(variable) for variable in variables]
             divisor = None if self.per_loss or len(targets) > 1 or self.fold else self._group_divisor(terms)
             report = probed.measure(session, tape, sources, found, extra, examples, divisor, scale)

@@ -40,9 +40,10 @@ class TimestepLog:
             self.latest[label] = vectors
             valid = self._valid(report, layer, next(iter(vectors.values())))
             shape = presented.shapes.get(layer)
+            place = {"time_shape": shape, "direction": "backward" if layer in minimizer.probed_backward else None}
             for quantity, vector in vectors.items():
                 own = valid if valid is not None and valid.shape == vector.shape else None
-                values.append(metadata.vector_summary(label, quantity, vector, own, time_shape=shape))
+                values.append(metadata.vector_summary(label, quantity, vector, own, **place))
             values.append(metadata.rows_summary(label, self.rows))
             for scalar in _SCALARS:
                 if scalar in presented.scalars[layer]:

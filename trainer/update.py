@@ -112,6 +112,11 @@ class Minimizer:
         return self._micro_of(True)[0].shapes
 
     @property
+    def probed_backward(self):
+        """Names of the probed layers that read their sequence from its end."""
+        return self._micro_of(True)[0].backward
+
+    @property
     def names(self):
         return next((micro.names for micro, _ in self._micros.values() if micro.names), None)
 

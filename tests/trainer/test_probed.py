@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from dashboard import metadata
 from tests.trainer.tools import assert_identical_weights, assert_same_weights, dataset, mse, read_events
-from trainer import Trainer, probe
+from trainer import Trainer, probe, writer
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 7, 2)).astype("float32")
@@ -217,6 +217,17 @@ def test_a_probe_in_a_loop_of_ones_own_grows_its_capacity(tmp_path):
     assert trainer.calls.probed_traces == 2 and len(rows[0]) < 600
     found = Last(model, "sgd").timestep_gradients(tf.ones([4, 1]))
     np.testing.assert_allclose(found["power"]["state"], rows[-1], rtol=1e-5)
+
+
+def test_a_layer_that_reads_backwards_is_labelled_so(tmp_path):
+    gru = keras.layers.Bidirectional(keras.layers.GRU(3), name="both")
+    fit(1, steps=1, model=keras.Sequential([keras.Input((7, 2)), gru, keras.layers.Dense(1)]), workdir=tmp_path)
+    found = {}
+    for _, value in writer.read(str(tmp_path / "train")):
+        content = metadata.parse_content(value.metadata.plugin_data.content)
+        if content and content["kind"] == metadata.VECTOR:
+            found.setdefault(content["layer"], set()).add(content.get("direction"))
+    assert sorted(found.values(), key=str) == [{"backward"}, {None}]
 
 
 def test_an_update_that_explodes_is_skipped_and_reported(tmp_path):

@@ -180,6 +180,16 @@ class ProbeSession:
         """
         return {name: record.shape for name, record in self._probes.items()}
 
+    @property
+    def backward(self):
+        """Names of the layers that read their sequence from its end. They report in input time all the same."""
+        found = set()
+        for record in self._loops.values():
+            if record.layout.go_backwards:
+                labels = [label for label, _ in record.probes.values()]
+                found |= {record.name, *(group.name for group in record.groups), *labels}
+        return found
+
     def report(self, gradients, examples=1.0, scale=1.0):
         """Per-example values, `{layer: {quantity: tensor}}`; see `trainer.probing.report`. Eager or traced.
 
