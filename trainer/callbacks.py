@@ -66,6 +66,14 @@ class CallbackBridge:
             if kept["type"] == type(callback).__name__:
                 vars(callback).update(kept["values"])
 
+    def shared_state(self):
+        """What the bridge itself remembers: the latest evaluation, the place in the epoch, whether to stop."""
+        return {"validation": self._validation, "batch": self._batch, "stopped": self.stopped}
+
+    def restore_shared(self, state):
+        self._validation, self._batch = state["validation"], state["batch"]
+        self._trainer.model.stop_training = state["stopped"]
+
     def best_weights(self):
         """[arrays or None] of callbacks that hold weights to put back at the end (EarlyStopping)."""
         return [getattr(callback, "best_weights", None) for callback in self._callbacks]
@@ -75,9 +83,9 @@ class CallbackBridge:
             if arrays is not None and hasattr(callback, "best_weights"):
                 callback.best_weights = arrays
 
-    def epoch_begin(self):
+    def epoch_begin(self, resumed=False):
         self._list.on_epoch_begin(self._trainer.rounds)
-        self._batch = 0
+        self._batch = self._batch if resumed else 0
 
     def epoch_end(self, logs):
         self._last_logs = {**logs, **self._validation}

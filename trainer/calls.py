@@ -1,11 +1,11 @@
 """The host's side of the traced update: several updates per call, and what to do when a call ends early."""
 
-import math
 import re
 import warnings
 
 import tensorflow as tf
 
+from trainer.skips import Skips
 from trainer.sources import timed
 from trainer.state import SeveralGroups, StateDiscovered, traced
 from trainer.update import END_OF_DATA, NONFINITE, NOT_ALLOWED
@@ -29,10 +29,12 @@ class TrainCalls:
         self.traces = 0
         self.probed_traces = 0
         self.updates_per_second = None  # kept by `fit`
-        self.skipped = 0
-        self._in_a_row = 0
-        self._last_skipped = None
-        self._first_broken = None
+        self.skips = Skips(owner)
+
+    @property
+    def skipped(self):
+        """Updates that were not finite, over the trainer's lifetime."""
+        return self.skips.total
 
     def prepare(self, iterator):
         """Traces the update, which creates every variable it uses: a call with no update to make."""
@@ -77,14 +79,23 @@ class TrainCalls:
         owner = self._owner
         target = owner.host_step + count
         while owner.host_step < target:
-            status = self._call(iterator, target - owner.host_step)
+            parts = None
+            if self.skips.follow:
+                # The next one may be the one too many: its data are kept at hand, to find out what is wrong with it.
+                parts = [batch for _, batch in zip(range(owner.accumulation_steps), iterator, strict=False)]
+                status = self._call(_again(parts, iterator.element_spec), 1) if parts else _ENDED
+                if status == _DONE:
+                    owner.host_step += 1
+                    continue
+            else:
+                status = self._call(iterator, target - owner.host_step)
             if status == _DONE:
                 owner.host_step = target
                 continue
             owner.host_step = int(owner.step.numpy())
             if status == _ENDED:
                 return True
-            self._skip()
+            self._skip(parts)
         return False
 
     def run_probed(self, iterator):
@@ -207,40 +218,18 @@ class TrainCalls:
                 passed = owner.end_update({}, None)
         return tf.where(passed, _DONE, _NONFINITE)
 
-    def _skip(self):
+    def _skip(self, parts=None):
         """Counts the update whose assertion ended the call: its data are gone, nothing was written."""
         owner = self._owner
         step = owner.host_step
         owner.step.assign(step + 1)
         owner.host_step = step + 1
-        self.skipped += 1
-        follows = self._last_skipped is not None and step == self._last_skipped + 1
-        self._last_skipped = step
-        if owner.loss_scale.shrink():
-            return
-        self._in_a_row = self._in_a_row + 1 if follows else 1
-        if self._in_a_row == 1:
-            self._first_broken = (step, _broken(owner))
-        if self._in_a_row >= owner.max_skipped:
-            first, reason = self._first_broken
-            raise FloatingPointError(
-                f"{self._in_a_row} updates in a row were not finite, from step {first} on: {reason}. Nothing was "
-                "applied since. Lower the learning rate, set `clip_norm`, or check the data of these steps."
-            )
+        self.skips.count(step, parts)
 
 
-def _broken(owner):
-    """Which loss was the first to be non-finite, in words."""
-    for minimizer in owner.minimizers.values():
-        if minimizer.last is None:
-            continue
-        values = owner.ledger.last(minimizer)
-        broken = {name: value for name, value in values["loss"].items() if not math.isfinite(value)}
-        if broken:
-            return ", ".join(f"loss/{name} became {value}" for name, value in broken.items())
-        if not math.isfinite(values["norm"]):
-            return f"the gradient norm became {values['norm']} while every loss was finite"
-    return "a value became non-finite"
+def _again(parts, spec):
+    """An iterator of batches that were taken from one of the given specification: no new trace."""
+    return iter(tf.data.Dataset.from_generator(lambda: iter(parts), output_signature=spec))
 
 
 def fetch(iterator, count, first):

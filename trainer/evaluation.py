@@ -1,5 +1,7 @@
 """Evaluation and prediction: forward passes only, which leave the training's state and metrics alone."""
 
+import time
+
 import numpy as np
 import tensorflow as tf
 
@@ -7,8 +9,8 @@ from trainer import batches, microstep
 from trainer.datasets import as_dataset
 from trainer.state import raw, recurrent_states, traced
 
-# Batches per call: bounds the time in which a signal waits.
-_BATCHES_PER_CALL = 200
+# Batches of the first call, and seconds that later ones take: bounds the time in which a signal waits.
+_FIRST_BATCHES, _SECONDS_PER_CALL = 8, 0.5
 
 
 class Evaluation:
@@ -19,6 +21,8 @@ class Evaluation:
         self._evaluate = traced(self._loop)
         self._predict = traced(self._outputs)
         self._sums = self.names = self._logged = None
+        self._batches_per_second = None
+        self.between_calls = None  # a function that may end an evaluation by an exception
 
     def evaluate(self, dataset, steps=None, batch_size=32):
         owner = self._owner
@@ -57,7 +61,9 @@ class Evaluation:
             self._sums.assign(tf.zeros(self._sums.shape))
         done = 0
         while steps is None or done < steps:
-            count = _BATCHES_PER_CALL if steps is None else min(_BATCHES_PER_CALL, steps - done)
+            rate, started = self._batches_per_second, time.monotonic()
+            count = _FIRST_BATCHES if rate is None else max(int(rate * _SECONDS_PER_CALL), 1)
+            count = count if steps is None else min(count, steps - done)
             if self._owner.run_eagerly:
                 made = self._eager(iterator, count)
             else:
@@ -65,6 +71,9 @@ class Evaluation:
             done += made
             if made < count:
                 break
+            self._batches_per_second = made / max(time.monotonic() - started, 1e-6)
+            if self.between_calls is not None:
+                self.between_calls()
         if not done:
             raise ValueError("There is nothing to evaluate: the dataset has no batch.")
 

@@ -7,12 +7,13 @@ import time
 import keras
 from absl import logging
 
-from trainer import arguments, layout, persistence, rows, weights
+from trainer import arguments, layout, persistence, rescue, rows, signals, weights
 from trainer.callbacks import CallbackBridge
 from trainer.datasets import as_dataset
 from trainer.progress import Progress
+from trainer.session import Session
+from trainer.skips import NonFiniteUpdates
 from trainer.sources import Source, check_totals
-from trainer.writer import EventWriter, drop_later_events
 
 # The longest call: signals, the bar and the clock are served between calls.
 _SECONDS_PER_CALL = 0.5
@@ -40,6 +41,9 @@ class Fitting:
         eval_steps,
         progress,
         evaluate_averaged,
+        checkpoint_every_seconds,
+        keep_checkpoints,
+        keep_best,
     ):
         self._trainer = trainer
         self._steps, self._epochs = check_totals(steps, epochs)
@@ -49,6 +53,11 @@ class Fitting:
             raise ValueError("`eval_every` is given without `eval_dataset`; there is nothing to evaluate. Pass both.")
         self._log_every = _interval("log_every", log_every)
         self._checkpoint_every = _interval("checkpoint_every", checkpoint_every)
+        self._save_seconds = arguments.check_positive(
+            "checkpoint_every_seconds", checkpoint_every_seconds, "Use None for never."
+        )
+        keep = arguments.check_integer("keep_checkpoints", keep_checkpoints, 1, "The newest one is always kept.")
+        self._best = rescue.Best(keep_best, eval_dataset is not None)
         self._workdir = None if workdir is None else _check_workdir(workdir)
         self._show = progress
         self._given_callbacks = callbacks
@@ -57,70 +66,158 @@ class Fitting:
             made = as_dataset(dataset, batch_size, training=True, repeat=steps is not None)
             self._source = trainer.sources[id(dataset)] = Source(dataset, made)
         self._eval_options = {"averaged": evaluate_averaged, "steps": eval_steps, "batch_size": batch_size}
-        self._last_logged = self._last_evaluated = self._last_saved = None
+        self._files = Session(trainer, self._source, self._workdir, keep)
+        self._last_logged = self._last_evaluated = None
+        self._chores = []  # what is still to be done after the latest update, by name
+        self._epoch_open = self._complete = False
 
     def run(self):
+        """Trains. A signal that comes meanwhile ends the process, after a checkpoint."""
+        rescue.prepare(self._trainer, self._source)
+        watch = signals.Watch(self._workdir is not None)
+        try:
+            with watch:
+                return self._run(watch)
+        finally:
+            self._files.close()
+            if watch.received is not None:
+                signals.leave(watch.received)
+
+    def _run(self, watch):
         trainer, source = self._trainer, self._source
         trainer.prepare(source.iterator)
-        resumed = self._open_workdir()
-        if self._finished():
+        trainer.given_learning_rates = persistence.learning_rates(trainer)
+        resumed = self._files.open()
+        if self._nothing_left(resumed):
             return self._nothing_to_do()
         self._check_length()
         if self._workdir is not None:
-            layout.write_once(self._train_writer, os.path.join(self._workdir, "train"), trainer)
+            layout.write_once(self._files.train, os.path.join(self._workdir, "train"), trainer)
         self._callbacks = CallbackBridge(self._given_callbacks, trainer, self._steps, self._epochs)
         self._timesteps = trainer.timesteps
         self._progress = Progress(self._total_steps(), trainer.host_step, self._show)
         self._log_window, self._epoch_window = trainer.ledger.window(), trainer.ledger.window()
-        if resumed:
-            self._progress.message(f"resumed at step {trainer.host_step:,} from {self._store.directory}")
-            persistence.restore_windows(trainer, self._log_window, self._epoch_window)
         self._window_start, self._waited = time.monotonic(), 0.0
+        self._callbacks.train_begin()
+        if resumed:
+            self._progress.message(f"resumed at step {trainer.host_step:,} from {self._files.store.directory}")
+            self._resume(resumed)
+        else:
+            self._begin_epoch()
         try:
-            self._callbacks.train_begin()
-            if resumed:
-                persistence.restore_callbacks(trainer, self._callbacks)
-            self._begin_epoch(reset=not resumed)
-            while not self._finished() and not self._callbacks.stopped:
-                self._advance()
-            self._finish()
-        finally:
-            self._close()
+            self._do_chores(watch)
+            while not self._finished() and not self._callbacks.stopped and watch.received is None:
+                self._advance(watch)
+            watch.check()
+            self._finish(watch)
+        except signals.Stopped:
+            # Also where nothing is left but an evaluation: it is made when the run is started again.
+            self._save(urgent=True)
+            self._progress.message(f"{watch.received.name}: stopped at step {trainer.host_step:,}, checkpoint written")
         return self._callbacks.history
+
+    def _resume(self, host):
+        """Goes on in the middle of everything."""
+        loop = host["loop"]
+        persistence.restore_callbacks(self._trainer, host, self._callbacks)
+        persistence.restore_windows(loop["windows"], self._log_window, self._epoch_window)
+        self._best.restore(loop["best"])
+        self._last_logged, self._last_evaluated = loop["last_logged"], loop["last_evaluated"]
+        self._chores = list(loop["chores"])
+        if loop["epoch_open"]:
+            self._begin_epoch(resumed=True)
+        elif not self._finished() and not self._callbacks.stopped:
+            self._begin_epoch()
+
+    def _loop_state(self):
+        """What `_resume` needs."""
+        self._collect()
+        return {
+            "windows": persistence.windows_state(self._log_window, self._epoch_window),
+            "best": self._best.state(),
+            "last_logged": self._last_logged,
+            "last_evaluated": self._last_evaluated,
+            "chores": [chore for chore in self._chores if chore != "save"],
+            "epoch_open": self._epoch_open,
+            "complete": self._complete,
+            "asked": [self._steps, self._epochs],
+        }
 
     # ---- The loop.
 
-    def _advance(self):
+    def _advance(self, watch):
         """Runs to the next step at which something is due, and does it."""
         trainer, source = self._trainer, self._source
         begin, count = trainer.host_step, self._updates_to_run()
         self._callbacks.batch_begin(begin)
-        if count == 0:
-            ended, reports = trainer.calls.run_probed(source.iterator)
-        else:
-            started, reports = time.monotonic(), None
-            ended = trainer.calls.run(source.iterator, count)
-            self._measure(trainer.host_step - begin, time.monotonic() - started)
+        try:
+            ended, reports = self._update(count)
+        except NonFiniteUpdates as error:
+            source.advance((trainer.host_step - begin) * trainer.accumulation_steps)
+            self._rescue(error)
+            return
         done = trainer.host_step - begin
         source.advance(done * trainer.accumulation_steps)
         ended = ended or source.remaining() == 0
         if self._callbacks.every_update and done:
             self._callbacks.batch_end(begin, self._logs(self._epoch_so_far()))
-        step = trainer.host_step
         if reports is not None:
-            self._timesteps.write(self._train_writer, step, reports)
-        if done and self._due(self._log_every, step):
-            self._log(step)
+            self._timesteps.write(self._files.train, trainer.host_step, reports)
         if self._progress.due():
-            self._progress.update(step, self._progress_values())
+            self._progress.update(trainer.host_step, self._progress_values())
+        self._chores = self._due_chores(done, ended)
+        self._do_chores(watch)
+
+    def _update(self, count):
+        """Runs `count` updates, or a probed one. Returns (whether the data ended, the probes' reports or None)."""
+        calls, begin, started = self._trainer.calls, self._trainer.host_step, time.monotonic()
+        if count == 0:
+            return calls.run_probed(self._source.iterator)
+        ended = calls.run(self._source.iterator, count)
+        self._measure(self._trainer.host_step - begin, time.monotonic() - started)
+        return ended, None
+
+    def _due_chores(self, done, ended):
+        """What the updates that were just made call for, in this order."""
+        step, by_steps = self._trainer.host_step, self._steps is not None
+        evaluated = bool(done) and self._due(self._eval_every, step)
+        chores = []
+        if done and self._due(self._log_every, step):
+            chores.append("log")
         if ended:
-            self._pass_ended()
-        if done and self._eval_every and self._due(self._eval_every, step):
-            self._evaluate(step)
-            if self._steps is not None:
-                self._end_epoch()
-        if done and self._due(self._checkpoint_every, step):
-            self._save(step)
+            chores.append("pass_ended")
+            if not by_steps:
+                chores += ["end_epoch"] if self._eval_dataset is None or self._eval_every else ["evaluate", "end_epoch"]
+        if evaluated:
+            chores += ["evaluate", "end_epoch"] if by_steps else ["evaluate"]
+        if done and (self._save_due() or ("evaluate" in chores and self._best.wanted)):
+            chores.append("save")
+        return chores
+
+    def _do_chores(self, watch):
+        """Does what is due. An evaluation may be stopped by a signal: then it is due when the run is started again."""
+        while self._chores:
+            {
+                "log": self._log,
+                "pass_ended": self._pass_ended,
+                "evaluate": lambda: self._evaluate(watch),
+                "end_epoch": self._end_epoch,
+                "save": self._save_if_due,
+            }[self._chores[0]]()
+            self._chores.pop(0)
+
+    def _rescue(self, error):
+        """Goes back to a good checkpoint if that is wanted and possible; else finds out what is wrong, and raises."""
+        host = rescue.go_back(self._trainer, self._source, self._files, error)
+        if host is None:
+            raise rescue.explain(self._trainer, self._source, self._workdir, error) from None
+        epoch_open = self._epoch_open
+        self._trainer.ledger.take()
+        self._resume({**host, "loop": {**host["loop"], "epoch_open": False, "chores": []}})
+        self._epoch_open = epoch_open
+        self._window_start = time.monotonic()
+        # The same step again, but with the data from here on: a run that is killed now does not go back once more.
+        self._save()
 
     def _updates_to_run(self):
         """Updates until something is due; 0 if the next one is to be probed."""
@@ -172,19 +269,16 @@ class Fitting:
             return
         trainer.epoch += 1
         source.restart()
-        if self._eval_dataset is not None and not self._eval_every:
-            self._evaluate(trainer.host_step)
-        self._end_epoch()
 
     # ---- What is due.
 
-    def _log(self, step):
-        trainer = self._trainer
+    def _log(self):
+        trainer, step = self._trainer, self._trainer.host_step
         self._collect()
         now = time.monotonic()
         values = rows.train_scalars(trainer, self._log_window, now - self._window_start)
-        if self._train_writer is not None:
-            self._train_writer.scalars(step, values)
+        if self._files.train is not None:
+            self._files.train.scalars(step, values)
         self._waited += self._log_window.seconds_waited
         self._log_window.clear()
         self._window_start = now
@@ -210,29 +304,34 @@ class Fitting:
             values["examples/s"] = rate * window.examples / window.updates
         return values
 
-    def _evaluate(self, step):
+    def _evaluate(self, watch):
+        trainer, step = self._trainer, self._trainer.host_step
         if self._last_evaluated == step:
             return
-        trainer = self._trainer
-        results = trainer.evaluate(self._eval_dataset, **self._eval_options)
+        trainer.evaluation.between_calls = watch.check
+        try:
+            results = trainer.evaluate(self._eval_dataset, **self._eval_options)
+        finally:
+            trainer.evaluation.between_calls = None
         self._last_evaluated = step
         self._callbacks.evaluated(results)
+        self._best.see(step, results)
         if self._workdir is not None and results["loss"] < trainer.best_loss:
             trainer.best_loss = results["loss"]
             weights.export_best(trainer, self._workdir)
-        if self._eval_writer is not None:
-            self._eval_writer.scalars(step, rows.eval_scalars(trainer, results))
-            self._eval_writer.flush()
+        if self._files.eval is not None:
+            self._files.eval.scalars(step, rows.eval_scalars(trainer, results))
+            self._files.eval.flush()
         self._progress.message(f"step {step:,}: " + "  ".join(f"{name} {value:.4g}" for name, value in results.items()))
 
-    def _begin_epoch(self, reset=True):
-        if reset:
+    def _begin_epoch(self, resumed=False):
+        if not resumed:
             for metric in self._trainer.metrics.values():
                 metric.reset_state()
             self._epoch_window.clear()
             self._trainer.ledger.take()
         self._epoch_open = True
-        self._callbacks.epoch_begin()
+        self._callbacks.epoch_begin(resumed)
 
     def _end_epoch(self):
         self._callbacks.epoch_end(self._logs(self._epoch_so_far()))
@@ -240,21 +339,21 @@ class Fitting:
         if not self._finished() and not self._callbacks.stopped:
             self._begin_epoch()
 
-    def _finish(self):
+    def _finish(self, watch):
         step = self._trainer.host_step
         if self._last_logged != step:
-            self._log(step)
+            self._log()
         if self._eval_dataset is not None:
-            self._evaluate(step)
+            self._evaluate(watch)
         if self._epoch_open:
             self._end_epoch()
         self._progress.close(step, self._progress_values())
         self._hint_at_slow_input()
         # First the callbacks: EarlyStopping puts the best weights back at this point.
         self._callbacks.train_end()
+        self._complete = True
         if self._workdir is not None:
-            self._last_saved = None
-            self._save(step)
+            self._save(urgent=True)
             weights.export(self._trainer, self._workdir)
 
     def _hint_at_slow_input(self):
@@ -268,38 +367,18 @@ class Fitting:
 
     # ---- Files.
 
-    def _open_workdir(self):
-        self._train_writer = self._eval_writer = self._store = None
-        if self._workdir is None:
-            return False
-        self._store = persistence.open_store(self._workdir)
-        self._source.checkpointable()  # warns before the first step
-        resumed = persistence.restore(self._trainer, self._source, self._store)
-        resume_step = self._trainer.host_step
-        runs = [os.path.join(self._workdir, run) for run in ("train", "eval")]
-        if resumed or not resume_step:
-            # Also without a checkpoint: a run that was killed before its first one left rows that come again.
-            for run in runs:
-                drop_later_events(run, resume_step)
-        if resumed and self._trainer.probe_every:
-            self._trainer.timesteps.resume(runs[0], self._trainer.timesteps.rows)
-        self._train_writer, self._eval_writer = (EventWriter(run, resume_step) for run in runs)
-        return resumed
+    def _save_if_due(self):
+        """After an evaluation that is to be kept if it is the best: only if it is, or if a checkpoint is due anyway."""
+        if self._save_due() or self._best.score(self._trainer.host_step, new=True) is not None:
+            self._save()
 
-    def _save(self, step):
-        if self._store is None or self._last_saved == step:
-            return
-        self._collect()
-        self._train_writer.flush()
-        persistence.save(
-            self._trainer, self._source, self._store, self._log_window, self._epoch_window, self._callbacks
-        )
-        self._last_saved = step
+    def _save_due(self):
+        by_time = self._save_seconds and time.monotonic() - self._files.saved_at >= self._save_seconds
+        return self._workdir is not None and (by_time or self._due(self._checkpoint_every, self._trainer.host_step))
 
-    def _close(self):
-        for writer in (self._train_writer, self._eval_writer):
-            if writer is not None:
-                writer.close()
+    def _save(self, urgent=False):
+        score = self._best.score(self._trainer.host_step)
+        self._files.save(self._loop_state(), self._callbacks, score=score, urgent=urgent)
 
     # ---- Words.
 
@@ -313,6 +392,14 @@ class Fitting:
         per_pass = math.ceil(self._source.length / trainer.accumulation_steps)
         return trainer.host_step + math.ceil(self._source.remaining() / trainer.accumulation_steps) + passes * per_pass
 
+    def _nothing_left(self, resumed):
+        """Whether all is done; not if the process died between the last step and the end of its `fit`."""
+        loop = resumed["loop"] if resumed else {"complete": True, "asked": None}
+        stopped = bool(resumed) and resumed["between_callbacks"]["stopped"]
+        if stopped and loop["complete"] and loop["asked"] != [self._steps, self._epochs]:
+            resumed["between_callbacks"]["stopped"] = stopped = False  # a callback ended it, but now more is asked for
+        return loop["complete"] and (self._finished() or stopped)
+
     def _nothing_to_do(self):
         done = f"{self._trainer.host_step} steps" if self._steps is not None else f"{self._trainer.epoch} epochs"
         asked = f"steps={self._steps}" if self._steps is not None else f"epochs={self._epochs}"
@@ -322,7 +409,6 @@ class Fitting:
             done,
             asked,
         )
-        self._close()
         history = keras.callbacks.History()
         history.set_model(self._trainer.model)
         history.on_train_begin()

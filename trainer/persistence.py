@@ -1,20 +1,26 @@
 """What a checkpoint of a trainer holds."""
 
+import json
 import math
 import os
+import warnings
+from importlib import metadata
 
 import numpy as np
+import tensorflow as tf
+from absl import logging
 
-from trainer.checkpoints import Store
+from trainer import checkpoints
+from trainer.sources import has_clock
 from trainer.state import raw
 
 
-def open_store(workdir):
-    return Store(os.path.join(workdir, "checkpoints"))
+def open_store(workdir, keep=3):
+    return checkpoints.Store(os.path.join(workdir, "checkpoints"), keep)
 
 
 def tracked_state(trainer, source):
-    """{name: tf.Variable or iterator}: everything that decides how training goes on."""
+    """{name: tf.Variable or iterator}: everything on the device that decides how training goes on."""
     model_variables = [raw(v) for v in (*trainer.model.variables, *trainer.forward_state.variables())]
     sections = {"model": model_variables, "trainer": [trainer.step]}
     sections["trainer"] += trainer.loss_scale.variables
@@ -33,8 +39,18 @@ def tracked_state(trainer, source):
     return state
 
 
-def save(trainer, source, store, log_window, epoch_window, callbacks):
-    """Writes a checkpoint of a trainer in the middle of `fit`."""
+def save(trainer, source, store, loop, callbacks, *, score=None, urgent=False):
+    """Writes a checkpoint of a trainer in the middle of `fit`. Returns whether it could.
+
+    Args:
+        trainer: the trainer.
+        source: the data.
+        store: where to.
+        loop: what the host loop remembers, as JSON can hold it; `restore` gives it back.
+        callbacks: the `CallbackBridge`.
+        score: see `Store.save`.
+        urgent: see `Store.save`.
+    """
     arrays = {
         f"{index}:{position}": array
         for index, weights in enumerate(callbacks.best_weights())
@@ -44,45 +60,159 @@ def save(trainer, source, store, log_window, epoch_window, callbacks):
         "epoch": trainer.epoch,
         "rounds": trainer.rounds,
         "position": source.position,
-        "skipped": trainer.calls.skipped,
+        "passes": source.passes,
+        "skips": trainer.calls.skips.state(),
+        "restores": trainer.restores,
         "probed": trainer.timesteps.rows,
         "best_loss": trainer.best_loss if math.isfinite(trainer.best_loss) else None,
         "callbacks": callbacks.state(),
-        "windows": [log_window.values.tolist(), epoch_window.values.tolist()],
+        "between_callbacks": callbacks.shared_state(),
+        "loop": loop,
+        "optimizers": _optimizers(trainer),
+        "given_learning_rates": trainer.given_learning_rates,
+        "environment": environment(),
     }
-    return store.save(trainer.host_step, tracked_state(trainer, source), host, arrays)
+    step, state = trainer.host_step, tracked_state(trainer, source)
+    saved = store.save(step, state, host, arrays, score=score, urgent=urgent)
+    if saved and "iterator" in state:
+        source.anchor = source.position, checkpoints.prefix(store.path(step))
+    return saved
 
 
 def restore(trainer, source, store):
-    """Restores the newest checkpoint, if it is ahead of the trainer. Returns whether it did."""
+    """Restores the newest checkpoint, if it is ahead of the trainer. Returns what the host knew, or None."""
     found = store.newest()
     if found is None or found[1]["step"] <= trainer.host_step:
-        return False
-    step, host = store.restore(tracked_state(trainer, source))
+        return None
+    path, manifest = found
+    host = manifest["host"]
+    _compare_optimizers(host, trainer, path)
+    _compare_environment(host["environment"], path)
+    trainer.restored_arrays = checkpoints.load(path, tracked_state(trainer, source))
+    _restore_host(trainer, manifest["step"], host)
+    trainer.epoch, trainer.restores = host["epoch"], host["restores"]
+    if source.checkpointable():
+        source.anchor = host["position"], checkpoints.prefix(path)
+    else:
+        source.skip_to(host["position"], host["passes"])
+    source.position, source.passes = host["position"], host["passes"]
+    return host
+
+
+def go_back(trainer, source, store):
+    """Restores the newest checkpoint before a row of non-finite updates, but goes on with the data that come now.
+
+    Returns (step, what the host knew then), or None if there is no such checkpoint.
+    """
+    found = store.newest(lambda manifest: not manifest["host"]["skips"]["in_a_row"])
+    if found is None:
+        return None
+    path, manifest = found
+    state = tracked_state(trainer, source)
+    if "iterator" in state:
+        # The checkpoint's own iterator is read into one that is thrown away.
+        state["iterator"] = iter(source.dataset)
+    trainer.restored_arrays = checkpoints.load(path, state)
+    _restore_host(trainer, manifest["step"], manifest["host"])
+    return manifest["step"], manifest["host"]
+
+
+def _restore_host(trainer, step, host):
     trainer.host_step = step
-    trainer.epoch, trainer.rounds = host["epoch"], host["rounds"]
-    trainer.calls.skipped = host["skipped"]
-    trainer.restored_callbacks = host["callbacks"], store.arrays()
+    trainer.rounds = host["rounds"]
+    trainer.calls.skips.restore(host["skips"])
     trainer.best_loss = math.inf if host["best_loss"] is None else host["best_loss"]
-    trainer.restored_windows, trainer.timesteps.rows = host["windows"], host["probed"]
-    if not source.checkpointable():
-        source.skip_to(host["position"])
-    source.position = host["position"]
-    return True
+    trainer.timesteps.rows = host["probed"]
 
 
-def restore_callbacks(trainer, callbacks):
+def restore_callbacks(trainer, host, callbacks):
     """Gives callbacks back what they remembered when the checkpoint was written."""
-    state, arrays = trainer.restored_callbacks
-    callbacks.restore(state)
+    callbacks.restore(host["callbacks"])
+    callbacks.restore_shared(host["between_callbacks"])
     weights = []
-    for index in range(len(state)):
-        own = [name for name in arrays if name.startswith(f"{index}:")]
-        weights.append([arrays[f"{index}:{position}"] for position in range(len(own))] or None)
+    for index in range(len(host["callbacks"])):
+        own = [name for name in trainer.restored_arrays if name.startswith(f"{index}:")]
+        weights.append([trainer.restored_arrays[f"{index}:{position}"] for position in range(len(own))] or None)
     callbacks.restore_best_weights(weights)
 
 
-def restore_windows(trainer, log_window, epoch_window):
-    """Puts the sums of the interrupted window back, so that the next row is what it would have been."""
-    for window, values in zip((log_window, epoch_window), trainer.restored_windows, strict=True):
+def windows_state(*windows):
+    return [window.values.tolist() for window in windows]
+
+
+def restore_windows(state, *windows):
+    """Puts the sums of the interrupted windows back, so that the next row is what it would have been."""
+    for window, values in zip(windows, state, strict=True):
         window.values = np.array(values, np.float64)
+
+
+# ---- What must be the same for the bits to be the same.
+
+
+def environment():
+    """What the bits depend on beside the state."""
+    threads = tf.config.threading
+    return {
+        **{name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")},
+        "threads": [threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads()],
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "deterministic": not has_clock(),
+    }
+
+
+def _compare_environment(before, path):
+    now = environment()
+    changed = [f"{name}: {before.get(name)} → {now[name]}" for name in now if before.get(name) != now[name]]
+    if changed:
+        warnings.warn(
+            f"The checkpoint {path} was made elsewhere ({'; '.join(changed)}). Training goes on from it, but not bit "
+            "for bit as it would have gone on there.",
+            stacklevel=2,
+        )
+
+
+def learning_rates(trainer):
+    """[learning rate as it is now] of every optimizer; None for a schedule."""
+    return [_rate(optimizer) for optimizer in _each_optimizer(trainer)]
+
+
+def _rate(optimizer):
+    rate = getattr(optimizer, "_learning_rate", None)  # the public one computes a schedule's value of the step
+    return None if callable(rate) and not hasattr(rate, "assign") else float(tf.convert_to_tensor(rate))
+
+
+def _each_optimizer(trainer):
+    for minimizer in trainer.minimizers.values():
+        group = minimizer.optimizer
+        yield from group.values() if hasattr(group, "values") else [group]
+
+
+def _optimizers(trainer):
+    """[[class, config without the learning rate]] of every optimizer, as JSON gives it back."""
+    found = []
+    for optimizer in _each_optimizer(trainer):
+        config = {k: v for k, v in optimizer.get_config().items() if k not in ("name", "learning_rate")}
+        found.append([type(optimizer).__name__, config])
+    return json.loads(json.dumps(found, default=str))
+
+
+def _compare_optimizers(host, trainer, path):
+    """Slots are restored by their order: Adam's would go into another optimizer unnoticed."""
+    before, now = host["optimizers"], _optimizers(trainer)
+    if [kind for kind, _ in before] != [kind for kind, _ in now]:
+        raise ValueError(
+            f"The checkpoint {path} was made with {[kind for kind, _ in before]}, this trainer has "
+            f"{[kind for kind, _ in now]}. Use the same optimizer, or another workdir and `warm_start` for the weights."
+        )
+    for (kind, old), (_, new) in zip(before, now, strict=True):
+        changed = [f"{name}: {old.get(name)} → {new[name]}" for name in new if old.get(name) != new[name]]
+        if changed:
+            logging.warning("%s has other options than in the checkpoint (%s); they hold from now on.", kind, changed)
+    for old, new in zip(host["given_learning_rates"], trainer.given_learning_rates, strict=True):
+        if old != new and None not in (old, new):
+            logging.warning(
+                "The learning rate was given as %g when the checkpoint was made, and as %g now. The checkpoint's goes "
+                "on; set `trainer.optimizer.learning_rate` in a callback's `on_train_begin` to change it.",
+                old,
+                new,
+            )

@@ -2,8 +2,10 @@
 
 import os
 import re
+import shutil
 import tempfile
 import warnings
+import weakref
 
 import tensorflow as tf
 
@@ -26,8 +28,10 @@ class Source:
         self.infinite = cardinality == tf.data.INFINITE_CARDINALITY
         if self.length == 0:
             raise ValueError("The dataset is empty: it has no batch. Check the files or the filter it is made from.")
-        self.position = 0
-        self._checkpointable = None
+        self.position = 0  # batches used in this pass
+        self.passes = 0  # that are over
+        self.anchor = None  # (a position in this pass, TensorFlow's name of a checkpoint of the iterator there)
+        self._checkpointable = self._obstacle = self._directory = None
 
     def remaining(self):
         """Batches left in this pass, or None if that is not known."""
@@ -36,37 +40,62 @@ class Source:
     def advance(self, batches):
         self.position += batches
 
-    def checkpointable(self):
+    def checkpointable(self, warn=True):
         """Whether the iterator's position can be saved; tried once, by serializing it."""
         if self._checkpointable is None:
             try:
                 # Not a second iterator: it would draw from the seed generator that shuffles share.
-                with tempfile.TemporaryDirectory() as directory:
-                    tf.train.Checkpoint(iterator=self.iterator).write(os.path.join(directory, "iterator"))
+                self._mark()
                 self._checkpointable = True
             except (tf.errors.OpError, NotImplementedError, ValueError) as error:
                 self._checkpointable = False
                 reason = re.search(r"(\S+ is stateful|op \S+ .*?stateful)", str(error))
-                warnings.warn(
-                    "The position in this dataset cannot be saved "
-                    f"({reason.group(0) if reason else str(error).splitlines()[0]}). A resumed run makes the dataset "
-                    "anew and skips what was used, which is exact only if the dataset gives the same batches each "
-                    "time: seed its shuffles, use `stateless` random operations.",
-                    stacklevel=2,
-                )
+                self._obstacle = reason.group(0) if reason else str(error).splitlines()[0]
+        if warn and self._obstacle is not None:
+            warnings.warn(
+                f"The position in this dataset cannot be saved ({self._obstacle}). A resumed run makes the dataset "
+                "anew and skips what was used, which is exact only if the dataset gives the same batches each time: "
+                "seed its shuffles, use `stateless` random operations.",
+                stacklevel=2,
+            )
+            self._obstacle = None  # said once
         return self._checkpointable
 
-    def skip_to(self, position):
-        """Begins a pass at a position, by skipping."""
+    def _mark(self):
+        """Notes the present position, so that batches after it can be fetched once more."""
+        if self._directory is None:
+            self._directory = tempfile.mkdtemp()
+            weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+        prefix = os.path.join(self._directory, "iterator")
+        self.anchor = self.position, tf.train.Checkpoint(iterator=self.iterator).write(prefix)
+
+    def refetch(self, count):
+        """The last `count` batches before the position once more, or None where that is not possible."""
+        if self.anchor is None or self.position - count < self.anchor[0]:
+            return None
+        position, prefix = self.anchor
+        iterator = iter(self.dataset)
+        tf.train.Checkpoint(iterator=iterator).read(prefix).expect_partial()
+        for _ in range(self.position - count - position):
+            next(iterator, None)
+        return [batch for _, batch in zip(range(count), iterator, strict=False)] or None
+
+    def skip_to(self, position, passes=0):
+        """Begins a pass at a position, by skipping. A shuffle draws its order anew in each pass before it, too."""
+        for _ in range(passes):
+            next(iter(self.dataset), None)
         self.iterator = iter(self.dataset.skip(position))
 
     def restart(self):
         """Begins the next pass over the data."""
         self.iterator = iter(self.dataset)
         self.position = 0
+        self.passes += 1
+        if self.anchor is not None:
+            self._mark()
 
 
-def _has_clock():
+def has_clock():
     """Whether operations may ask for the time: deterministic ones may not, and only trying tells."""
     with tf.init_scope():
         try:
@@ -81,7 +110,7 @@ def timed(fetch):
 
     With `tf.config.experimental.enable_op_determinism` the seconds are 0.
     """
-    if not _has_clock():
+    if not has_clock():
         return fetch(), tf.zeros([])
     start = tf.timestamp()
     with tf.control_dependencies([start]):

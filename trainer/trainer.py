@@ -64,7 +64,12 @@ class Trainer(Examination, Engine):
 
     # What a subclass may set:
     on_none_gradient = "error"  # what to do about variables that no loss reaches: "error", "warn" or "ignore"
-    max_skipped = 10  # non-finite updates in a row before the run stops
+    # What to do about updates that are not finite: "skip" them, and stop after `max_skipped` in a row; "raise" at the
+    # first one; or "restore": skip, and after `max_skipped` in a row go back to the last good checkpoint and on with
+    # the data that come then, at most `max_restores` times.
+    on_nonfinite = "skip"
+    max_skipped = 10
+    max_restores = 3
     # Where a combiner compares the gradients of the losses: the output of the layer of this name (or what
     # `share` was called with), or these variables, layers or names of them; by default all variables.
     shared_features = None
@@ -131,6 +136,7 @@ class Trainer(Examination, Engine):
         self._trained = None  # ids of the variables that the traced update trains
         self.probe_capacity = {}  # of `probe` calls in loops whose length is not known, grown as needed
         self.best_loss = math.inf  # of the evaluations
+        self.restores = 0  # returns to a checkpoint because of updates that were not finite
         self.epoch = 0  # passes over the data
         self.rounds = 0  # epochs as the callbacks count them
 
@@ -152,6 +158,9 @@ class Trainer(Examination, Engine):
         eval_steps=None,
         progress=True,
         evaluate_averaged=False,
+        checkpoint_every_seconds=600.0,
+        keep_checkpoints=3,
+        keep_best=None,
     ):
         """Trains until the trainer has made `steps` updates, or seen `epochs` passes over the data, in its lifetime.
 
@@ -164,12 +173,17 @@ class Trainer(Examination, Engine):
             eval_every: updates between evaluations; each ends an epoch for the callbacks when training by steps.
             log_every: updates between two rows in TensorBoard; the last step is always logged.
             checkpoint_every: updates between checkpoints; one is written at the end in any case.
-            workdir: directory of event files and checkpoints; `fit` goes on from what it finds there.
+            workdir: directory of event files and checkpoints; `fit` goes on from what it finds there. With it, SIGTERM
+                and Ctrl-C write a checkpoint before the process ends, with exit code 143 or 130.
             callbacks: Keras callbacks.
             batch_size: of arrays.
             eval_steps: evaluate on at most so many batches.
             progress: show a progress bar, or log lines where the output is not a terminal.
             evaluate_averaged: evaluate with the averaged weights (needs `ema_decay`).
+            checkpoint_every_seconds: seconds between checkpoints, beside `checkpoint_every`; None for never.
+            keep_checkpoints: how many of the newest checkpoints are kept.
+            keep_best: a result of the evaluation such as "loss" ("-accuracy" where larger is better): the checkpoint
+                in which it is best is written and kept, too.
 
         Returns:
             A `keras.callbacks.History`.
@@ -189,6 +203,9 @@ class Trainer(Examination, Engine):
             eval_steps=eval_steps,
             progress=progress,
             evaluate_averaged=evaluate_averaged,
+            checkpoint_every_seconds=checkpoint_every_seconds,
+            keep_checkpoints=keep_checkpoints,
+            keep_best=keep_best,
         ).run()
 
     def evaluate(self, dataset, *, steps=None, averaged=False, batch_size=32):

@@ -1,0 +1,233 @@
+"""Checkpoints that a kill, a full disk or a damaged file does not turn into a silent restart.
+
+A checkpoint is a directory `step-…` with TensorFlow's own files and a `manifest.json` that lists their sizes and
+checksums. It is written under another name, flushed to the disk, and renamed: it is there entirely or not at all.
+
+`python -m trainer.checkpoints <work directory>` prints what is there.
+"""
+
+import json
+import os
+import shutil
+import warnings
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+PREFIX, TEMPORARY, REPLACED, DAMAGED = "step-", ".writing-", ".replaced-", "damaged-"
+MANIFEST, ARRAYS = "manifest.json", "arrays.npz"
+
+
+class Store:
+    """The checkpoints of one work directory.
+
+    Args:
+        directory: where they are kept; made when the first one is saved.
+        keep: how many of the newest to keep, beside the one with the lowest score.
+    """
+
+    def __init__(self, directory, keep=3):
+        self.directory = directory
+        self._keep = keep
+        self._warned = False
+
+    def save(self, step, state, host, arrays=None, *, score=None, urgent=False):
+        """Writes a checkpoint. A full disk warns once and returns False; older checkpoints stay.
+
+        Args:
+            step: the number of updates made.
+            state: {name: tf.Variable or another trackable}.
+            host: what JSON can hold; part of the manifest.
+            arrays: {name: array} of the host, given back by `load`.
+            score: how good it is, smaller is better; the best one is kept beside the newest. None if not known.
+            urgent: warn in any case, also if the last failure was told already: there will be no further attempt.
+        """
+        final = self.path(step)
+        replaced = os.path.join(self.directory, f"{REPLACED}{PREFIX}{step:010d}")
+        temporary = os.path.join(self.directory, f"{TEMPORARY}{step:010d}-{os.getpid()}")
+        try:
+            os.makedirs(temporary, exist_ok=True)
+            tf.train.Checkpoint(**state).write(prefix(temporary))
+            if arrays:
+                np.savez(os.path.join(temporary, ARRAYS), **arrays)
+            files = {name: _fingerprint(os.path.join(temporary, name)) for name in sorted(os.listdir(temporary))}
+            manifest = {"step": step, "files": files, "score": score, "contents": describe(state), "host": host}
+            manifest["names"] = {name: _path(item) for name, item in state.items()}
+            with open(os.path.join(temporary, MANIFEST), "w") as file:
+                json.dump({**manifest, "checksum": _checksum(manifest)}, file)
+            for name in os.listdir(temporary):
+                _flush(os.path.join(temporary, name))
+            _flush(temporary)
+            if os.path.exists(final):
+                os.rename(final, replaced)  # put back by `_clean` if the process dies before the next line
+            os.rename(temporary, final)
+            _flush(self.directory)
+            shutil.rmtree(replaced, ignore_errors=True)
+        except (tf.errors.OpError, OSError) as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if urgent or not self._warned:
+                warnings.warn(
+                    f"The checkpoint of step {step} could not be written to {self.directory}: {error}. Training goes "
+                    "on, older checkpoints are intact; free some space.",
+                    stacklevel=2,
+                )
+            self._warned = True
+            return False
+        self._warned = False
+        self._prune()
+        return True
+
+    def path(self, step):
+        """The directory of a step's checkpoint."""
+        return os.path.join(self.directory, f"{PREFIX}{step:010d}")
+
+    def _prune(self):
+        best = self.best()
+        for old in self.names()[: -self._keep]:
+            if old != best:
+                shutil.rmtree(os.path.join(self.directory, old), ignore_errors=True)
+
+    def best(self):
+        """Name of the checkpoint with the lowest score, the newest of several; None if none has a score."""
+        scores = {}
+        for name in self.names():
+            try:
+                score = read_manifest(os.path.join(self.directory, name)).get("score")
+            except (OSError, ValueError, AttributeError):
+                continue  # damaged: found and named when a run is started again
+            if score is not None:
+                scores[name] = score
+        return min(reversed(scores), key=scores.get) if scores else None
+
+    def names(self, prefix=PREFIX):
+        """Names of the checkpoints, oldest first."""
+        if not os.path.isdir(self.directory):
+            return []
+        return sorted(name for name in os.listdir(self.directory) if name.startswith(prefix))
+
+    def newest(self, suits=None):
+        """(path, manifest) of the newest good checkpoint, or None if there never was one.
+
+        Damaged ones are moved aside and named; if nothing but damaged ones is left, that is an error. `suits(manifest)`
+        may say which ones are looked for; None if no good one suits.
+        """
+        self._clean()
+        for name in reversed(self.names()):
+            path = os.path.join(self.directory, name)
+            problem = verify(path)
+            if problem is None:
+                manifest = read_manifest(path)
+                if suits is None or suits(manifest):
+                    return path, manifest
+                continue
+            aside = os.path.join(self.directory, DAMAGED + name)
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(path, aside)
+            warnings.warn(f"Checkpoint {name} is damaged ({problem}); it was moved to {aside}.", stacklevel=2)
+        damaged = self.names(DAMAGED + PREFIX)
+        if damaged and not self.names():
+            raise RuntimeError(
+                f"Every checkpoint in {self.directory} is damaged: {damaged}. Training does not begin anew by itself. "
+                "Restore a copy, or use another workdir to start from scratch."
+            )
+        return None
+
+    def _clean(self):
+        """Removes what a process that was killed while saving left behind."""
+        for name in os.listdir(self.directory) if os.path.isdir(self.directory) else ():
+            path = os.path.join(self.directory, name)
+            original = os.path.join(self.directory, name.removeprefix(REPLACED))
+            if name.startswith(REPLACED) and not os.path.exists(original):
+                os.rename(path, original)
+            elif name.startswith((TEMPORARY, REPLACED)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def load(path, state):
+    """Reads a good checkpoint into `state`. Returns {name: array} that was saved with it."""
+    _compare(read_manifest(path)["contents"], describe(state), path)
+    tf.train.Checkpoint(**state).read(prefix(path)).assert_consumed()
+    arrays = os.path.join(path, ARRAYS)
+    if not os.path.exists(arrays):
+        return {}
+    with np.load(arrays) as file:
+        return dict(file)
+
+
+def prefix(path):
+    """What TensorFlow calls the checkpoint in this directory."""
+    return os.path.join(path, "state")
+
+
+def read_manifest(path):
+    with open(os.path.join(path, MANIFEST)) as file:
+        return json.load(file)
+
+
+def describe(state):
+    """{name: [shape, dtype]} of the variables in a state; other trackables by their type."""
+    contents = {}
+    for name, item in state.items():
+        if isinstance(item, tf.Variable):
+            contents[name] = [list(item.shape), item.dtype.name]
+        else:
+            contents[name] = type(item).__name__
+    return contents
+
+
+def _path(item):
+    return getattr(item, "path", None) or getattr(item, "name", type(item).__name__)
+
+
+def verify(path):
+    """What is wrong with a checkpoint, in words, or None."""
+    try:
+        manifest = read_manifest(path)
+        if manifest.pop("checksum") != _checksum(manifest):
+            return f"{MANIFEST} does not have the checksum it was written with"
+        for name, expected in manifest["files"].items():
+            found = _fingerprint(os.path.join(path, name))
+            if found != expected:
+                return f"{name} has size and checksum {found} instead of {expected}"
+        manifest["step"], manifest["host"], manifest["contents"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _compare(saved, present, path):
+    missing = [name for name in present if name not in saved]
+    unknown = [name for name in saved if name not in present]
+    changed = [
+        f"{name}: {saved[name]} → {present[name]}"
+        for name in present
+        if saved.get(name, present[name]) != present[name]
+    ]
+    if missing or unknown or changed:
+        raise ValueError(
+            f"The checkpoint {path} does not fit this trainer. Not in the checkpoint: {missing}; only in the "
+            f"checkpoint: {unknown}; different: {changed}. Use the model, optimizer and options it was made with, or "
+            "another workdir."
+        )
+
+
+def _checksum(manifest):
+    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
+
+
+def _fingerprint(path):
+    checksum, size = 0, 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            checksum = zlib.crc32(block, checksum)
+            size += len(block)
+    return [size, checksum]
+
+
+def _flush(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
