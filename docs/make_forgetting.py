@@ -170,7 +170,7 @@ def save(axes, name, title=None):
 
 
 def draw(adding_found, copy_found):
-    shown = {name: own for name, own in adding_found.items()}
+    shown = adding_found
     save(
         pictures.norms({n: own["before"]["norms"] for n, own in shown.items()}), "start", "Adding problem, at the start"
     )
@@ -201,7 +201,7 @@ def two_losses():
     trainer = Both(model, "adam")
     _, shares = trainer.timestep_gradients_by_loss(adding(10**6))
     save(pictures.shares(shares["loop"]), "shares", "GRU at the start, two losses")
-    return f"{np.mean(shares['loop']['sum'][: LENGTH // 2]):.2f}"
+    return f"{abs(np.mean(shares['loop']['sum'][: LENGTH // 2])):.1e}"
 
 
 def main():
@@ -215,7 +215,7 @@ def main():
         "adding": summary(adding_found, 1 / 6),
         "copy": summary(copy_found, math.log(KINDS)),
         "windows": windows_table(copy_found),
-        "share": f"On average over the first half of the sequence the share of `sum` is {share}.",
+        "share": f"On average over the first half of the sequence the share of `sum` has a size of {share}.",
     }
     text = GUIDE.read_text()
     for name, content in parts.items():

@@ -41,7 +41,7 @@ def norms(values, axes=None, *, label=None, colour=COLOURS[0]):
     axes.plot(times, logs, color=colour, label=label)
     _label(axes, "time step t", "log10 ‖∂L/∂s_t‖")
     if label is not None:
-        axes.legend(frameon=False)
+        _legend(axes)
     return axes
 
 
@@ -61,7 +61,7 @@ def gains(values, axes=None, *, label=None, colour=COLOURS[0]):
     axes.plot(np.arange(len(values)), values, color=colour, label=label)
     _label(axes, "time step t", "gain ‖r_t‖ / ‖λ_t‖")
     if label is not None:
-        axes.legend(frameon=False)
+        _legend(axes)
     return axes
 
 
@@ -85,7 +85,10 @@ def over_training(steps, rows, axes=None):
 
 
 def credit(matrix, axes=None):
-    """The triangular map of M[s, t], log10: the loss at s (upwards) by the state at t. Zeros are left white."""
+    """The triangular map of M[s, t], log10: the loss at s (upwards) by the state at t. Zeros are left white.
+
+    Time steps before the first and after the last loss are not shown.
+    """
     logs = _log10(matrix)
     if logs.ndim != 2:
         raise ValueError(
@@ -94,7 +97,11 @@ def credit(matrix, axes=None):
     axes = _axes(axes)
     edges = [np.arange(size + 1) - 0.5 for size in logs.shape]
     label = "log10 ‖∂l_s/∂s_t‖"
-    return _mesh(axes, edges[1], edges[0], logs, "state at time step t", "loss at time step s", label)
+    _mesh(axes, edges[1], edges[0], logs, "state at time step t", "loss at time step s", label)
+    with_loss = np.nonzero(np.isfinite(logs).any(axis=1))[0]
+    if with_loss.size:
+        axes.set_ylim(with_loss[0] - 0.5, with_loss[-1] + 0.5)
+    return axes
 
 
 def shares(values, axes=None):
@@ -118,7 +125,7 @@ def shares(values, axes=None):
         above, below = top, bottom
     axes.axhline(0.0, color="0.3", linewidth=0.8)
     _label(axes, "time step t", "share of the state gradient")
-    axes.legend(frameon=False)
+    _legend(axes)
     return axes
 
 
@@ -155,6 +162,10 @@ def _mesh(axes, x, y, logs, x_label, y_label, label):
     axes.figure.colorbar(mesh, ax=axes, label=label)
     _label(axes, x_label, y_label)
     return axes
+
+
+def _legend(axes):
+    axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
 
 
 def _label(axes, x_label, y_label):

@@ -60,6 +60,12 @@ def test_the_credit_map_is_triangular():
     rendered(axes)
 
 
+def test_the_credit_map_shows_the_time_steps_that_have_a_loss():
+    matrix = np.zeros((5, 5))
+    matrix[2, :3], matrix[3, :4] = 1.0, 1.0
+    assert pictures.credit(matrix).get_ylim() == (1.5, 3.5)
+
+
 def test_shares_are_stacked_on_both_sides_of_zero():
     axes = pictures.shares({"a": [0.7, 1.5], "b": [0.3, -0.5]})
     tops = [area.get_paths()[0].vertices[:, 1].max() for area in axes.collections[::2]]
