@@ -51,7 +51,7 @@ def _stages(trainer):
     optimizer = trainer.optimizer
     kinds = [type(o).__name__ for o in optimizer.values()] if isinstance(optimizer, OptimizerGroup) else None
     compiled = "eager" if trainer.run_eagerly else "XLA" if trainer.jit_compile else "traced"
-    stages = [f"{trainer.accumulation_steps} micro-batch(es), {compiled}: forward, losses, one backward pass"]
+    stages = [f"{trainer.accumulation_steps} micro-batch(es), {compiled}: forward, losses, {_passes(trainer)}"]
     if trainer.loss_scale is not None and trainer.loss_scale.active:
         stages.append("loss scaling for float16")
     if trainer.replicas > 1:
@@ -65,6 +65,14 @@ def _stages(trainer):
     if trainer.ema_decay is not None:
         stages.append(f"average the weights with decay {trainer.ema_decay:g}")
     return stages
+
+
+def _passes(trainer):
+    every = trainer.combiner.gradients_every
+    parts = trainer.accumulation_steps > 1 or trainer.replicas > 1
+    if every == 1 or (trainer.combiner.needs == "losses" and parts):
+        return "one backward pass for each loss"
+    return "one backward pass" + (f", one for each loss in every {every}. update" if every else "")
 
 
 def _logged(trainer):

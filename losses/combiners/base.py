@@ -22,6 +22,7 @@ class Combiner:
         measured = combiner.measure(gradients)                 # if `gradients_every` is 1, or `due()` says so
         c = combiner.coefficients(losses, present, measured)   # pure: reads state, writes none
         total = combiner.total(losses, c)                      # the number to log
+        combiner.allows(losses, present)                       # if `requires_positive`: False ends the run
         combiner.advance(losses, present, measured)            # once per update, after the finite check
         combiner.advance_after(before, after, present)         # only if `needs_losses_after`
 

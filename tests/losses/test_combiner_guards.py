@@ -166,6 +166,20 @@ def test_total_has_the_static_weights_and_leaves_the_absent_out():
     np.testing.assert_allclose(learned.total(values, ones, None, present), expected, rtol=1e-6)
 
 
+def test_static_weights_are_in_the_total_of_the_geometric_mean():
+    """Losses (4, 1): mean 2, coefficients (1/4, 1); with static weights (2, 4) it is 2 · 1/4 · 4 + 4 · 1 · 1 = 6."""
+    combiner = losses.GeometricMean()
+    combiner.build(["a", "b", "c"])
+    values, present, static = (
+        tf.constant([4.0, 1.0, 9.0]),
+        tf.constant([True, True, False]),
+        tf.constant([2.0, 4.0, 8.0]),
+    )
+    coefficients = combiner.coefficients(values, present, None)
+    assert float(combiner.total(values, coefficients, static, present)) == pytest.approx(6.0)
+    assert float(combiner.total(values, coefficients, None, present)) == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize("cls", [losses.LogSum, losses.GeometricMean, losses.FAMO])
 def test_validate_names_the_losses_that_are_not_positive(cls):
     combiner = cls()

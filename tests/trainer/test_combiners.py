@@ -1,4 +1,4 @@
-"""Combiners inside the trainer: when losses have gradients of their own, what is shared, what is refused."""
+"""Combiners inside the trainer: when losses have gradients of their own, diagnostics, what is refused."""
 
 import keras
 import numpy as np
@@ -6,167 +6,10 @@ import pytest
 import tensorflow as tf
 
 import losses
-from tests.trainer.tools import assert_identical_weights, assert_same_weights, dataset, read_events, regression, train
+from tests.trainer.tools import assert_identical_weights, assert_same_weights, dataset, read_events, train
 from tests.trainer.tools import weights as weights_of
+from tests.trainer.trunk import RATE, Conflicting, Unshared, X, Y, gradients_by_hand, mgda, min_norm, trunk_and_heads
 from trainer import Trainer
-
-X, Y = regression(24)
-RATE = 0.05
-PAIR = {"square": keras.losses.MeanSquaredError(), "absolute": keras.losses.MeanAbsoluteError()}
-
-
-def count_backward(x, counter):
-    """The identity, whose gradient counts how often it is taken."""
-
-    @tf.custom_gradient
-    def identity(x):
-        def gradient(upstream):
-            with tf.control_dependencies([counter.assign_add(1)]):
-                return tf.identity(upstream)
-
-        return tf.identity(x), gradient
-
-    return identity(x)
-
-
-class Conflicting(Trainer):
-    """A trunk, and two heads that want opposite things of it."""
-
-    passes = None
-
-    def compute_losses(self, batch, training):
-        x, y = batch
-        features = self.model.get_layer("trunk")(x)
-        if self.passes is not None:
-            features = count_backward(features, self.passes)
-        features = self.share(features)
-        first, second = (self.model.get_layer(name)(features) for name in ("first", "second"))
-        return {"first": tf.square(first - y)[:, 0], "second": (tf.square(second + 3.0 * y)[:, 0], self.mask(x))}
-
-    @staticmethod
-    def mask(x):
-        return tf.cast(x[:, 0] > 0, tf.float32)
-
-
-class Unshared(Conflicting):
-    def share(self, tensor):
-        return tensor
-
-
-def trunk_and_heads():
-    keras.utils.set_random_seed(4)
-    inputs = keras.Input((3,))
-    trunk = keras.layers.Dense(5, activation="tanh", name="trunk")(inputs)
-    return keras.Model(inputs, [keras.layers.Dense(1, name=name)(trunk) for name in ("first", "second")])
-
-
-def gradients_by_hand(model, static):
-    """(dL/dh, dL/dv) of each loss, eager: lists of arrays."""
-    with tf.GradientTape(persistent=True) as tape:
-        h = model.get_layer("trunk")(X)
-        tape.watch(h)
-        first, second = (model.get_layer(name)(h) for name in ("first", "second"))
-        mask = Conflicting.mask(tf.constant(X))
-        pair = [
-            static[0] * tf.reduce_mean(tf.square(first - Y)),
-            static[1] * tf.reduce_sum(tf.square(second + 3 * Y)[:, 0] * mask) / tf.reduce_sum(mask),
-        ]
-    variables = [v.value for v in model.trainable_variables]
-    rows = [tape.gradient(loss, variables, unconnected_gradients="zero") for loss in pair]
-    return [tape.gradient(loss, h).numpy() for loss in pair], [[g.numpy() for g in row] for row in rows]
-
-
-def min_norm(rows):
-    """The weights of the shortest convex combination of two vectors, in closed form."""
-    a, b = (np.concatenate([np.ravel(part) for part in row]).astype("float64") for row in rows)
-    first = np.clip((b @ b - a @ b) / ((a - b) @ (a - b)), 0, 1)
-    return np.array([first, 1 - first])
-
-
-def mgda_by_hand(model, steps, place, heads="weighted", static=(1.0, 1.0)):
-    """SGD on the shortest combination, where gradients are compared at the features or the trunk's variables."""
-    for _ in range(steps):
-        at_features, rows = gradients_by_hand(model, static)
-        shared = [v.path.startswith("trunk") for v in model.trainable_variables]
-        trunk = [[g for g, is_shared in zip(row, shared, strict=True) if is_shared] for row in rows]
-        chosen = min_norm({"features": at_features, "trunk": trunk, "all": rows}[place])
-        for index, variable in enumerate(model.trainable_variables):
-            used = np.ones(2) if heads == "own" and not shared[index] else chosen
-            variable.assign(variable - RATE * (used[0] * rows[0][index] + used[1] * rows[1][index]))
-    return model
-
-
-def mgda(trainer_class=Conflicting, steps=4, batch=24, attributes=None, **options):
-    model = trunk_and_heads()
-    cls = type("Made", (trainer_class,), attributes or {})
-    trainer = cls(model, keras.optimizers.SGD(RATE), combiner=losses.MGDA(), **options)
-    trainer.fit(dataset(X, Y, batch=batch).repeat(), steps=steps, progress=False)
-    return trainer
-
-
-@pytest.mark.parametrize("heads", ["weighted", "own"])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"batch": 8, "accumulation_steps": 3}, {"jit_compile": True}, {"run_eagerly": True}],
-    ids=["plain", "accumulation", "xla", "eager"],
-)
-def test_gradients_are_compared_at_the_shared_features(options, heads):
-    expected = mgda_by_hand(trunk_and_heads(), 4, "features", heads, (1.0, 0.2))
-    static = {"loss_weights": {"first": 1.0, "second": 0.2}}
-    trainer = mgda(attributes={"head_gradients": heads}, **static, **options)
-    assert_same_weights(trainer.model, expected, 2e-6)
-    elsewhere = mgda_by_hand(trunk_and_heads(), 4, "all", heads, (1.0, 0.2))
-    assert np.abs(weights_of(trainer.model)[0] - weights_of(elsewhere)[0]).max() > 1e-4
-
-
-def test_features_on_two_devices(two_devices):
-    with two_devices.scope():
-        model, optimizer = trunk_and_heads(), keras.optimizers.SGD(RATE)
-    trainer = Conflicting(model, optimizer, combiner=losses.MGDA(), strategy=two_devices)
-    trainer.fit(dataset(X, Y, batch=24).repeat(), steps=3, progress=False)
-    assert_same_weights(model, mgda_by_hand(trunk_and_heads(), 3, "features"), 2e-6)
-
-
-def test_a_layer_can_be_shared_by_its_name():
-    model = trunk_and_heads()
-    pair = {"first": keras.losses.MeanSquaredError(), "second": keras.losses.MeanSquaredError()}
-    by_name = Trainer(model, keras.optimizers.SGD(RATE), pair, combiner=losses.MGDA())
-    by_name.shared_features = "trunk"
-    targets = {"first": Y, "second": -3 * Y}
-    inner = model.get_layer("trunk").call
-    model.output_names = ["first", "second"]
-    data = tf.data.Dataset.from_tensor_slices((X, targets)).batch(24).repeat()
-    by_name.fit(data, steps=3, progress=False)
-    assert model.get_layer("trunk").call == inner, "the layer is left as it was"
-    marked = Conflicting(trunk_and_heads(), keras.optimizers.SGD(RATE), combiner=losses.MGDA())
-    marked.mask = lambda x: tf.ones_like(x[:, 0])
-    marked.fit(dataset(X, Y, batch=24).repeat(), steps=3, progress=False)
-    assert_same_weights(model, marked.model)
-
-
-def test_shared_features_need_one_backward_pass_through_the_trunk():
-    for cls, expected in ((Conflicting, 1), (Unshared, 2)):
-        passes = tf.Variable(0, trainable=False)
-        mgda(cls, steps=5, attributes={"passes": passes})
-        assert int(passes) == 5 * expected, cls
-
-
-@pytest.mark.parametrize("heads", ["weighted", "own"])
-@pytest.mark.parametrize("shared", ["trunk", "trunk/kernel"])
-def test_gradients_are_compared_at_the_shared_variables(heads, shared):
-    trainer = mgda(Unshared, attributes={"shared_variables": [shared], "head_gradients": heads})
-    expected = trunk_and_heads()
-    if shared == "trunk":
-        assert_same_weights(trainer.model, mgda_by_hand(expected, 4, "trunk", heads), 2e-6)
-    else:
-        whole = mgda_by_hand(expected, 4, "trunk", heads)
-        assert np.abs(weights_of(trainer.model)[0] - weights_of(whole)[0]).max() > 1e-6
-    by_layer = trunk_and_heads()
-    entry = [by_layer.get_layer("trunk")] if shared == "trunk" else [by_layer.get_layer("trunk").kernel]
-    again = Unshared(by_layer, keras.optimizers.SGD(RATE), combiner=losses.MGDA())
-    again.shared_variables, again.head_gradients = entry, heads
-    again.fit(dataset(X, Y, batch=24).repeat(), steps=4, progress=False)
-    assert_identical_weights(by_layer, trainer.model)
 
 
 @pytest.mark.parametrize("probe_every", [0, 2])
@@ -271,6 +114,19 @@ def test_diagnostics_of_a_direction_method_by_value(tmp_path):
     assert expected["gradient_cosine/update-mean"] < 0.999
 
 
+def test_a_probed_update_with_shared_features(tmp_path):
+    """Cosines are those of all variables, although the forward pass is cut at the features; the weights are as ever."""
+    model = trunk_and_heads()
+    _, rows = gradients_by_hand(model, (1.0, 1.0))
+    a, b = (np.concatenate([np.ravel(g) for g in row]).astype("float64") for row in rows)
+    trainer = Conflicting(model, keras.optimizers.SGD(RATE), combiner=losses.MGDA(), probe_every=1)
+    trainer.fit(dataset(X, Y, batch=24).repeat(), steps=1, workdir=tmp_path, progress=False)
+    values = {tag: value for _, row in read_events(tmp_path / "train") for tag, value in row.items()}
+    cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+    assert values["gradient_cosine/first-second"] == pytest.approx(cosine, rel=1e-4)
+    assert_identical_weights(mgda(steps=1).model, model)
+
+
 class Three(Trainer):
     """Three losses of one weight vector with the gradients given: two pairs of three oppose each other."""
 
@@ -331,55 +187,24 @@ def test_one_loss_for_a_method_that_needs_two(cls):
         train(model, dataset(X, Y, batch=8), epochs=1, combiner=cls())
 
 
-def refused(match, attributes, cls=Unshared, combiner=None, **options):
-    made = type("Made", (cls,), attributes)
-    combiner = losses.MGDA() if combiner is None else combiner
-    with pytest.raises(ValueError, match=match):
-        train(trunk_and_heads(), dataset(X, Y, batch=24), trainer_class=made, epochs=1, combiner=combiner, **options)
-
-
-def test_shared_variables_that_do_not_exist():
-    refused(r"`shared_variables` has 'trunc'.*Use some of \['trunk/kernel'", {"shared_variables": ["trunc"]})
-
-
-def test_a_shared_variable_that_no_loss_reaches():
-    class First(Unshared):
-        on_none_gradient = "ignore"
-
-        def compute_losses(self, batch, training):
-            found = super().compute_losses(batch, training)
-            return {"first": found["first"], "again": found["first"] + 1.0}
-
-    refused(
-        r"No loss reaches.*\['second/kernel', 'second/bias'\].*Use some of", {"shared_variables": ["second"]}, First
-    )
-
-
-def test_a_shared_layer_that_does_not_exist():
-    refused(r"`shared_features` is 'trunc'.*Use one of \['first'", {"shared_features": "trunc"})
-
-
-def test_options_of_sharing_that_do_not_go_together():
-    refused("`head_gradients` is 'mine'.*one of", {"head_gradients": "mine"})
-    refused("Both `shared_features` and", {"shared_features": "trunk", "shared_variables": ["trunk"]})
-    refused("LogSum uses no gradients of single losses", {"head_gradients": "own"}, combiner=losses.LogSum())
-    refused("measures the gradients of weights.*`shared_variables`", {}, Conflicting, losses.GradientBalance())
-
-
-def test_features_inside_a_loop_are_refused():
-    class Looped(Conflicting):
-        def compute_losses(self, batch, training):
-            x, y = batch
-            shared = tf.while_loop(lambda i, _: i < 1, lambda i, h: (i + 1, self.share(2.0 * h)), (0, x))[1]
-            outputs = self.model(shared)
-            return {"first": tf.square(outputs[0] - y), "second": tf.square(outputs[1] + y)}
-
-    refused("inside a loop or a branch", {}, Looped)
-
-
 def test_famo_on_several_devices_is_refused(two_devices):
     with two_devices.scope():
         model, optimizer = trunk_and_heads(), keras.optimizers.SGD(RATE)
     trainer = Unshared(model, optimizer, combiner=losses.FAMO(), strategy=two_devices)
     with pytest.raises(ValueError, match="FAMO evaluates the losses a second time.*several replicas. Use one device"):
         trainer.fit(dataset(X, Y, batch=24), epochs=1, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("combiner", "options", "words"),
+    [
+        (None, {}, "losses, one backward pass\n"),
+        (losses.PCGrad(), {}, "one backward pass for each loss\n"),
+        (losses.GradNorm(update_every=5), {}, "one backward pass, one for each loss in every 5. update\n"),
+        (losses.LogSum(), {}, "losses, one backward pass\n"),
+        (losses.LogSum(), {"accumulation_steps": 2}, "one backward pass for each loss\n"),
+    ],
+)
+def test_the_summary_says_how_many_backward_passes_there_are(combiner, options, words, capsys):
+    Unshared(trunk_and_heads(), "sgd", combiner=combiner, **options).summary()
+    assert words in capsys.readouterr().out

@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing import data_provider, plugin_event_mul
 from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.custom_scalar import custom_scalars_plugin
+from tensorboard.plugins.scalar import scalars_plugin
 
 from tests.trainer.tools import dataset, linear_model, mse, read_events, regression
 from trainer import Trainer
@@ -27,7 +28,9 @@ def plugin(workdir):
     multiplexer.AddRunsFromDirectory(str(workdir))
     multiplexer.Reload()
     provider = data_provider.MultiplexerDataProvider(multiplexer, str(workdir))
-    context = base_plugin.TBContext(data_provider=provider, logdir=str(workdir))
+    plugins = {}
+    context = base_plugin.TBContext(data_provider=provider, logdir=str(workdir), plugin_name_to_instance=plugins)
+    plugins["scalars"] = scalars_plugin.ScalarsPlugin(context)
     return custom_scalars_plugin.CustomScalarsPlugin(context)
 
 
@@ -52,7 +55,7 @@ def test_the_losses_are_on_one_chart_and_their_weights_on_another(tmp_path):
     found = charts(plugin(tmp_path))
     assert set(found["losses", "losses, unweighted"]) == {"loss/square", "loss/a+b"}
     assert found["losses", "weights of the losses"] == {"loss_weight/square": [0.5] * 2, "loss_weight/a+b": [2.0] * 2}
-    written = [row["loss/square"] for _, row in read_events(tmp_path / "train") if "loss/square" in row]
+    written = [float(row["loss/square"]) for _, row in read_events(tmp_path / "train") if "loss/square" in row]
     assert found["losses", "losses, unweighted"]["loss/square"] == pytest.approx(written)
     assert ("losses", "gradient norms") not in found
 

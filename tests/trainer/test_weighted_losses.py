@@ -158,7 +158,8 @@ def test_what_tensorboard_gets(tmp_path):
         norms.append(np.sqrt(np.sum((kernel - after[0]) ** 2) + np.sum((bias - after[1]) ** 2)))
         kernel, bias = numpy_linear_step(kernel, bias, X, Y, 0.05, 0.7, weight)
 
-    rows = read_events(tmp_path / "train")
+    first, *rows = read_events(tmp_path / "train")
+    assert first[0] == 0 and set(first[1]) == {"custom_scalars__config__"}
     assert [step for step, _ in rows] == [2, 4, 5]
     for (first, last), (_, values) in zip([(0, 2), (2, 4), (4, 5)], rows, strict=True):
         window = slice(first, last)
