@@ -150,11 +150,8 @@ class Loop:
         """
         count = next(x for x in [arriving, *final] if x is not None).shape[0]
         way = _Way(self, count, arriving, inputs, weights, norms, input_norms, window)
-        later = [
-            tf.zeros([count, *state.shape], state.dtype) if position >= len(final) or final[position] is None
-            else final[position]
-            for position, state in enumerate(self._carried_shapes())
-        ]  # fmt: skip
+        given = dict(enumerate(final))
+        later = [_or_zeros(given.get(j), state, count) for j, state in enumerate(self._carried_shapes())]
         start = self._last_reached(arriving, final)
         end, later, sums, arrays = tf.while_loop(
             lambda end, *_: end > 0,
