@@ -324,7 +324,7 @@ class Minimizer:
             if owner.ema_decay is not None:
                 stages.average(self._averages, [raw(v) for v in variables], owner.ema_decay)
             if seen:
-                self.combiner.advance(*seen)
+                self.combiner.advance(*seen, None if isinstance(coefficients, tuple) else coefficients)
             if losses_after is not None:
                 divisors = tf.stack(result.divisors)
                 before = tf.math.divide_no_nan(tf.stack(result.sums), divisors)

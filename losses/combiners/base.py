@@ -23,7 +23,7 @@ class Combiner:
         c = combiner.coefficients(losses, present, measured)   # pure: reads state, writes none
         total = combiner.total(losses, c)                      # the number to log
         combiner.allows(losses, present)                       # if `requires_positive`: False ends the run
-        combiner.advance(losses, present, measured)            # once per update, after the finite check
+        combiner.advance(losses, present, measured, c)         # once per update, after the finite check
         combiner.advance_after(before, after, present)         # only if `needs_losses_after`
 
     A subclass writes `propose` (its rule), and if it has state `create` (its variables) and `learn` (how they
@@ -123,11 +123,14 @@ class Combiner:
         losses = self._clean(losses, self._mask(present))
         return tf.reduce_sum(self._static(static, present) * coefficients * losses)
 
-    def advance(self, losses, present, measured) -> None:
-        """Moves the state by one update. Arguments as for `coefficients`, the same on every replica."""
+    def advance(self, losses, present, measured, used=None) -> None:
+        """Moves the state by one update. Arguments as for `coefficients`, the same on every replica.
+
+        `used` are the coefficients of this update; left out, they are computed once more.
+        """
         present = self._mask(present)
         losses = self._clean(losses, present)
-        used = self._weights_now(losses, present, measured)
+        used = self._weights_now(losses, present, measured) if used is None else used
         self.learn(losses, present, measured)
         self.weights.assign(tf.where(present, used, self.weights))
         self.updates.assign_add(1)

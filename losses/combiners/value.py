@@ -26,7 +26,7 @@ class WeightedSum(Combiner):
     def coefficients(self, losses, present, measured):
         return tf.ones([len(self.names)])
 
-    def advance(self, losses, present, measured) -> None:
+    def advance(self, losses, present, measured, used=None) -> None:
         """Nothing to move."""
         return
 

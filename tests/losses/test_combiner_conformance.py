@@ -202,6 +202,19 @@ def test_coefficients_are_pure_and_advance_counts_one(cls):
 
 
 @every_combiner
+def test_advance_takes_the_coefficients_that_were_used(cls):
+    """The trainer hands them over, so that they are not computed twice; the state moves in the same way."""
+    combiner, other = made(cls), made(cls)
+    for t in range(3):
+        values, present = tf.constant(LOSSES[t]), tf.constant([True, t != 1, True])
+        measured = combiner.measure([[tf.constant(g)] for g in GRADIENTS[t]]) if combiner.gradients_every else None
+        combiner.advance(values, present, measured, combiner.coefficients(values, present, measured))
+        other.advance(values, present, measured)
+    for left, right in zip(combiner.variables, other.variables, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@every_combiner
 def test_coefficients_from_state_do_not_need_losses_or_presence(cls):
     if cls.needs != "weights":
         pytest.skip("needs more than its state")
