@@ -7,7 +7,6 @@ import keras
 from experiments import building
 from experiments.workdirs import Refused
 
-
 # What a workdir may hold, the first that is there is taken. An unfinished run has only what its evaluations left.
 _IN_WORKDIR = ("model.keras", "model.weights.h5", "best.weights.h5")
 
