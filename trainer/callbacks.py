@@ -1,5 +1,7 @@
 """Keras callbacks in our loop."""
 
+import inspect
+
 import keras
 import numpy as np
 
@@ -55,7 +57,11 @@ class CallbackBridge:
         return [
             {
                 "type": type(callback).__name__,
-                "values": {name: value for name, value in map(_plain, vars(callback).items()) if _kept(name, value)},
+                "values": {
+                    name: value
+                    for name, value in map(_plain, vars(callback).items())
+                    if _kept(name, value) and name not in _options(callback)
+                },
             }
             for callback in self._callbacks
         ]
@@ -125,6 +131,12 @@ def _plain(item):
 
 def _kept(name, value):
     return not name.startswith("_") and (value is None or isinstance(value, bool | int | float | str))
+
+
+def _options(callback):
+    """Names of what Keras's own callbacks were made with: not memory, and `min_delta` changes its sign in use."""
+    classes = [cls for cls in type(callback).__mro__ if cls.__module__.startswith("keras.") and "__init__" in vars(cls)]
+    return {name for cls in classes for name in inspect.signature(cls.__init__).parameters}
 
 
 def _sees_batches(callback):

@@ -81,10 +81,15 @@ class Source:
         return [batch for _, batch in zip(range(count), iterator, strict=False)] or None
 
     def skip_to(self, position, passes=0):
-        """Begins a pass at a position, by skipping. A shuffle draws its order anew in each pass before it, too."""
+        """Goes to a position of the pass after `passes` whole ones. Only for a source that is new.
+
+        By the iterators that were used before: a shuffle draws the order of a pass when that begins.
+        """
         for _ in range(passes):
-            next(iter(self.dataset), None)
-        self.iterator = iter(self.dataset.skip(position))
+            next(self.iterator, None)
+            self.iterator = iter(self.dataset)
+        for _ in range(position):
+            next(self.iterator, None)
 
     def restart(self):
         """Begins the next pass over the data."""
