@@ -10,8 +10,8 @@ are far larger than those of the boundary, so that a plain sum solves the equati
 `GradientBalance` weights the boundary up until both count (Wang et al. 2020, arXiv 2001.04536, with its network and
 its learning rate). `relative_l2` is the norm of the error over the norm of the solution on a grid of 100 × 100 points.
 
-Expect a `relative_l2` below 0.08 in about a minute on two CPU cores with six of eight seeds: 0 to 7 reached 0.027, 0.033,
-0.108, 0.075, 0.059, 0.025, 0.026 and 0.214. The plain sum reached 0.35 with seed 0 and 0.77 with seed 2.
+Expect a `relative_l2` below 0.08 in about a minute on two CPU cores with six of eight seeds: 0 to 7 reached 0.027,
+0.033, 0.108, 0.075, 0.059, 0.025, 0.026 and 0.214. The plain sum reached 0.35 with seed 0 and 0.77 with seed 2.
 """
 
 import dataclasses
