@@ -1,13 +1,22 @@
 """Which layer is being called, and at which time step of a loop. For the eager re-run of a broken update only."""
 
+from typing import Any, NamedTuple
+
 import keras
+
+
+class _Call(NamedTuple):
+    layer: Any
+    index: int  # among the calls of this layer by the layer around it
+    time_steps: int | None  # of its input, if that has time
+    counts: dict  # {id of a layer: calls of it in here}
 
 
 class LayerCalls:
     """A context that knows at any moment which layer is being called. One thread, eager."""
 
     def __init__(self):
-        self._stack = []  # of [layer, {sub-layer: calls of it so far}]
+        self._stack = []
         self._original = None
 
     def __enter__(self):
@@ -15,11 +24,10 @@ class LayerCalls:
         stack = self._stack
 
         def call(layer, *arguments, **options):
-            index = 0
-            if stack:
-                counts = stack[-1][1]
-                index = counts[id(layer)] = counts.get(id(layer), -1) + 1
-            stack.append((layer, {}, index))
+            counts = stack[-1].counts if stack else {}
+            index = counts[id(layer)] = counts.get(id(layer), -1) + 1
+            shape = getattr(arguments[0], "shape", ()) if arguments else ()
+            stack.append(_Call(layer, index, shape[1] if len(shape) > 2 else None, {}))
             try:
                 return original(layer, *arguments, **options)
             finally:
@@ -33,16 +41,16 @@ class LayerCalls:
 
     def place(self):
         """(path of the innermost layer, time step or None), or None outside all layers."""
-        if not self._stack:
-            return None
-        return self._stack[-1][0].path, self._time_step()
+        return (self._stack[-1].layer.path, self._time_step()) if self._stack else None
 
     def _time_step(self):
         """A cell is called once per time step by the layer that it belongs to."""
-        for (outer, _, _), (inner, _, index) in zip(self._stack[-2::-1], self._stack[:0:-1], strict=True):
-            if inner is not getattr(outer, "cell", None):
+        for outer, inner in zip(self._stack[-2::-1], self._stack[:0:-1], strict=True):
+            if inner.layer is not getattr(outer.layer, "cell", None):
                 continue
-            if isinstance(outer, keras.layers.RNN) and not outer.unroll:
+            index = inner.index
+            if isinstance(outer.layer, keras.layers.RNN) and not outer.layer.unroll:
                 index = max(index - 1, 0)  # Keras calls the cell once before its loop, to learn its output's shape
-            return index
+            backwards = getattr(outer.layer, "go_backwards", False) and outer.time_steps is not None
+            return outer.time_steps - 1 - index if backwards else index
         return None

@@ -89,4 +89,5 @@ def process(module, *arguments, **options):
 
 
 def shuffled(x, y, batch):
+    tf.random.set_seed(4)  # a part of what a shuffle is seeded with
     return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=4).repeat().batch(batch)

@@ -1,0 +1,263 @@
+"""Files that are cut, flipped, gone or half written; a disk that is full; what is kept."""
+
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.reliability.tools import Reborn, copied, shuffled
+from tests.trainer.tools import dense_model, mse, read_events, regression
+from trainer import Trainer, checkpoints
+from trainer.checkpoints import __main__ as listing
+
+X, Y = regression(24)
+DATA, INDEX, MANIFEST = "state.data-00000-of-00001", "state.index", "manifest.json"
+
+
+def make():
+    return Trainer(dense_model(), keras.optimizers.Adam(0.01), {"error": mse()})
+
+
+def fit(trainer, workdir, steps, **options):
+    return trainer.fit(shuffled(X, Y, 4), steps=steps, workdir=workdir, progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """(a trainer that can be made as new, a directory with checkpoints of steps 2, 4 and 6, weights at step 8)."""
+    reborn = Reborn(make(), shuffled(X, Y, 4))
+    workdir = str(tmp_path_factory.mktemp("saved") / "run")
+    fit(reborn.reset(), workdir, 6, checkpoint_every=2)
+    trainer = reborn.reset()
+    fit(trainer, str(tmp_path_factory.mktemp("whole") / "run"), 8)
+    return reborn, workdir, [w.numpy() for w in trainer.model.variables]
+
+
+def _truncate(path, share=0.5):
+    os.truncate(path, int(os.path.getsize(path) * share))
+
+
+def _flip(path, share=0.5):
+    with open(path, "r+b") as file:
+        file.seek(int(os.path.getsize(path) * share))
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def _zero(path):
+    with open(path, "r+b") as file:
+        file.write(bytes(os.path.getsize(path)))
+
+
+def _garbage(path):
+    with open(path, "wb") as file:
+        file.write(b"garbage")
+
+
+DAMAGES = {
+    f"{name} {kind}": (name, action)
+    for name in (DATA, INDEX, MANIFEST)
+    for kind, action in {
+        "truncated": _truncate,
+        "empty": lambda path: os.truncate(path, 0),
+        "flipped": _flip,
+        "zeroed": _zero,
+        "removed": os.remove,
+    }.items()
+}
+DAMAGES["manifest.json garbage"] = MANIFEST, _garbage
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(damage, saved):
+    reborn, workdir, expected = saved
+    name, action = DAMAGES[damage]
+    workdir = copied(workdir, damage.replace(" ", "-"))
+    action(os.path.join(workdir, "checkpoints", "step-0000000006", name))
+    trainer = reborn.reset()
+    with pytest.warns(UserWarning, match=r"step-0000000006 is damaged .*; it was moved to .*damaged-step-0000000006"):
+        fit(trainer, workdir, 8)
+    for variable, value in zip(trainer.model.variables, expected, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    assert sorted(os.listdir(f"{workdir}/checkpoints")) == [
+        "damaged-step-0000000006",
+        "step-0000000002",
+        "step-0000000004",
+        "step-0000000008",
+    ]
+
+
+def test_nothing_but_damage_is_never_a_new_run(saved):
+    reborn, workdir, _ = saved
+    workdir = copied(workdir, "all-damaged")
+    for step in (2, 4, 6):
+        _truncate(os.path.join(workdir, "checkpoints", f"step-{step:010d}", DATA))
+    for _ in range(2):  # also at the second attempt, when all are set aside already
+        with warnings.catch_warnings(), pytest.raises(RuntimeError, match="Every checkpoint in .* is damaged"):
+            warnings.simplefilter("ignore")
+            fit(reborn.reset(), workdir, 8)
+
+
+def test_leftovers_of_a_killed_save_are_removed_and_a_replaced_one_is_put_back(saved):
+    reborn, workdir, expected = saved
+    workdir = copied(workdir, "leftovers")
+    directory = os.path.join(workdir, "checkpoints")
+    shutil.copytree(f"{directory}/step-0000000002", f"{directory}/.writing-0000000007-123")
+    os.rename(f"{directory}/step-0000000006", f"{directory}/.replaced-step-0000000006")
+    trainer = reborn.reset()
+    fit(trainer, workdir, 8)
+    np.testing.assert_array_equal(trainer.model.variables[0].numpy(), expected[0])
+    assert not [name for name in os.listdir(directory) if name.startswith(".")]
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    trainer, values = make(), iter([3.0, 1.0, 2.0, 5.0, 4.0, 6.0])
+
+    def evaluate(*_, **__):
+        return {"loss": next(values)}
+
+    trainer.evaluate = evaluate
+    fit(
+        trainer,
+        tmp_path,
+        6,
+        eval_dataset=(X, Y),
+        eval_every=1,
+        checkpoint_every=1,
+        keep_checkpoints=2,
+        keep_best="loss",
+    )
+    store = checkpoints.Store(tmp_path / "checkpoints")
+    assert store.names() == [f"step-{step:010d}" for step in (2, 5, 6)] and store.best() == "step-0000000002"
+
+
+def test_the_best_is_saved_also_when_nothing_else_is_due(tmp_path):
+    trainer, values = make(), iter([0.3, 0.5, 0.4, 0.2])
+    trainer.evaluation.names = ["error"]
+    trainer.evaluate = lambda *_, **__: {"loss": 1.0, "accuracy": next(values)}
+    fit(trainer, tmp_path, 4, eval_dataset=(X, Y), eval_every=1, keep_best="-accuracy")
+    assert checkpoints.Store(tmp_path / "checkpoints").names() == [f"step-{step:010d}" for step in (1, 2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep_best": "loss"}, "`keep_best` is 'loss' without `eval_dataset`"),
+        (
+            {"keep_best": "los", "eval_dataset": (X, Y)},
+            r"`keep_best` is 'los'; the evaluation gives \['error', 'loss'\]",
+        ),
+        ({"keep_checkpoints": 0}, "`keep_checkpoints` is 0; it must be at least 1"),
+        ({"checkpoint_every_seconds": 0}, "`checkpoint_every_seconds` is 0; it must be a positive number or None"),
+    ],
+)
+def test_wrong_options(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        fit(make(), tmp_path, 1, **options)
+
+
+def test_by_seconds(tmp_path, monkeypatch):
+    """A clock that goes 10 seconds per look: every update is late."""
+    now = iter(range(0, 10**9, 10))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(now)))
+    trainer = make()
+    seen = []
+    noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    fit(trainer, tmp_path, 4, checkpoint_every_seconds=5.0, keep_checkpoints=9, callbacks=[noting])
+    assert checkpoints.Store(tmp_path / "checkpoints").names() == [f"step-{step:010d}" for step in (1, 2, 3, 4)]
+    shutil.rmtree(tmp_path)
+    fit(make(), tmp_path, 4, checkpoint_every_seconds=None, callbacks=[noting])
+    assert checkpoints.Store(tmp_path / "checkpoints").names() == ["step-0000000004"]
+
+
+def test_what_is_there_is_printed(saved, capsys):
+    _, workdir, _ = saved
+    workdir = copied(workdir, "printed")
+    _truncate(os.path.join(workdir, "checkpoints", "step-0000000004", DATA))
+    before = sorted(os.listdir(f"{workdir}/checkpoints"))
+    assert listing.main([workdir]) == 0
+    text = capsys.readouterr().out
+    assert "3 checkpoints in" in text and "step-0000000004  DAMAGED: state.data" in text
+    assert "step-0000000006  good" in text and "step-0000000006 holds:" in text
+    parameters = 3 * 4 + 4 + 4 * 1 + 1
+    assert f"model            4 × {parameters} values" in text and "iterator         1 × OwnedIterator" in text
+    assert sorted(os.listdir(f"{workdir}/checkpoints")) == before, "looking changes nothing"
+    assert listing.main([f"{workdir}/nowhere"]) == 2 and "has no checkpoints" in capsys.readouterr().err
+
+
+FULL_DISK = """
+import os, sys, warnings
+import keras, numpy as np, tensorflow as tf
+from tests.reliability.test_damage import make, fit
+from trainer import checkpoints
+workdir = sys.argv[1]
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    filler = os.path.join(workdir, "filler")
+
+    class Fills(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if trainer.host_step == 5:  # after the checkpoint of step 4
+                file = os.open(filler, os.O_CREAT | os.O_WRONLY)
+                try:
+                    while True:
+                        os.write(file, bytes(4096))
+                except OSError:
+                    os.close(file)
+            if trainer.host_step == 16:
+                os.remove(filler)
+
+    trainer = make()
+    fit(trainer, workdir, 20, checkpoint_every=2, log_every=1, callbacks=[Fills()], keep_checkpoints=2)
+texts = [str(w.message) for w in caught if w.category is UserWarning]
+print("step", trainer.host_step)
+print("checkpoint warnings", sum("The checkpoint of step" in t for t in texts))
+print("event warnings", sum("Event files" in t for t in texts))
+print("others", [t for t in texts if "The checkpoint of step" not in t and "Event files" not in t])
+store = checkpoints.Store(os.path.join(workdir, "checkpoints"))
+print("kept", store.names(), [checkpoints.verify(os.path.join(store.directory, n)) for n in store.names()])
+"""
+
+
+def test_a_full_disk_costs_checkpoints_and_rows_but_not_the_run(tmp_path):
+    """A tmpfs of 1 MB in a mount namespace of its own."""
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    script = f'mount -t tmpfs -o size=1m tmpfs "{tmp_path}" && exec "{sys.executable}" -c "$0" "{tmp_path}"'
+    command = ["unshare", "--mount", "sh", "-c", script, FULL_DISK]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    lines = done.stdout.splitlines()
+    assert "step 20" in lines, done.stderr[-3000:]
+    assert "checkpoint warnings 1" in lines and "others []" in lines, lines
+    assert "event warnings 1" in lines or "event warnings 0" in lines, lines
+    assert "kept ['step-0000000018', 'step-0000000020'] [None, None]" in lines, lines
+
+
+def test_event_files_that_cannot_be_written_do_not_stop_a_run(tmp_path):
+    """A file stands where the directory of the run should be."""
+    (tmp_path / "train").write_text("in the way")
+    trainer = make()
+    with pytest.warns(UserWarning, match="Event files in .*train could not be written") as caught:
+        fit(trainer, tmp_path, 4, log_every=1)
+    about = [str(warning.message) for warning in caught if "Event files" in str(warning.message)]
+    assert trainer.host_step == 4 and len(about) == 1
+    assert checkpoints.Store(tmp_path / "checkpoints").names() == ["step-0000000004"]
+
+
+def test_a_cut_event_file_is_read_up_to_the_cut(saved):
+    reborn, workdir, _ = saved
+    workdir = copied(workdir, "cut-events")
+    [name] = os.listdir(f"{workdir}/train")
+    path = os.path.join(workdir, "train", name)
+    os.truncate(path, os.path.getsize(path) - 3)
+    with tf.device("CPU:0"):
+        fit(reborn.reset(), workdir, 8, log_every=2)
+    assert [step for step, _ in read_events(f"{workdir}/train")][-1] == 8
