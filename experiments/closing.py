@@ -57,6 +57,8 @@ class Outcome:
 class Clock(keras.callbacks.Callback):
     """Counts and times the updates of a session, with everything that `fit` does between them."""
 
+    remembers = False
+
     def __init__(self, trainer):
         super().__init__()
         self._trainer = trainer

@@ -60,6 +60,10 @@ class Config(Checked):
     checkpoint_every: int | None = option(
         None, "updates between checkpoints; one at the end in any case", least=1, resume="accept"
     )
+    checkpoint_every_seconds: float | None = option(
+        600.0, "seconds between checkpoints, beside checkpoint_every", above=0, resume="accept"
+    )
+    keep_checkpoints: int = option(3, "newest checkpoints to keep", least=1, resume="accept")
     probe_every: int = option(0, "updates between gradients per time step; 0 for never", least=0, resume="accept")
     init_from: str | None = option(
         None, "start from these weights: a work directory, *.weights.h5 or *.keras; a resume does without"
@@ -76,6 +80,9 @@ class Config(Checked):
         "", "profile these updates, e.g. 20-30, for TensorBoard", parse=building.step_range, resume="ignore"
     )
     print_config: bool = option(False, "print all flags and stop", resume="ignore")
+    verify_resume: bool = option(
+        False, "train a little, kill it, resume, and compare every bit with a run that was not killed", resume="ignore"
+    )
     accept_changes: bool = option(
         False, "resume although flags that change the model or the data are not the same", resume="ignore"
     )

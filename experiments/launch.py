@@ -24,7 +24,7 @@ import tempfile
 import tensorflow as tf
 from absl import logging
 
-from experiments import building, closing, command_line, profiling, starting
+from experiments import building, closing, command_line, profiling, starting, verifying
 from experiments.building import optimizer, trainer_options
 from experiments.closing import Goal
 from experiments.config import Config
@@ -59,7 +59,7 @@ def main(config_class, build):
     module = sys.modules[config_class.__module__]
     name = experiment_name(module)
     doc = module.__doc__ or ""
-    command_line.run(lambda config: _main(config, build, name, doc), config_class, name, doc)
+    command_line.run(lambda config: _main(config, build, name, doc, module), config_class, name, doc)
 
 
 def run(config, build, *, name="experiment", doc="", show=True):
@@ -100,10 +100,12 @@ def experiment_name(module):
     return os.path.splitext(os.path.basename(module.__file__))[0]
 
 
-def _main(config, build, name, doc):
+def _main(config, build, name, doc, module):
     if config.print_config:
         print("\n".join(command_line.flag_lines(config)))
         return
+    if config.verify_resume:
+        sys.exit(verifying.verify(config, module))
     # Lines of TensorFlow's that tell a user nothing: about each save, each strategy and each collective.
     chatty = ("functional_saver.py", "mirrored_strategy.py", "cross_device_ops.py")
     for handler in (logging.get_absl_handler(), *tf.get_logger().handlers):
@@ -125,6 +127,7 @@ def _main(config, build, name, doc):
 def _fit(config, experiment, changed, show):
     trainer = experiment.trainer
     callbacks = [*experiment.callbacks, *starting.overrides(config, experiment, changed)]
+    callbacks += verifying.callbacks(trainer)
     if config.profile:
         callbacks.append(profiling.Profile(trainer, *building.step_range(config.profile), config.workdir))
     clock = closing.Clock(trainer)
@@ -135,6 +138,8 @@ def _fit(config, experiment, changed, show):
         eval_every=config.eval_every if experiment.eval_dataset is not None else None,
         log_every=config.log_every,
         checkpoint_every=config.checkpoint_every,
+        checkpoint_every_seconds=config.checkpoint_every_seconds,
+        keep_checkpoints=config.keep_checkpoints,
         workdir=config.workdir,
         callbacks=[*callbacks, clock],
         progress=show,

@@ -9,6 +9,7 @@ from experiments import hparams
 from experiments.command_line import flag_lines
 from experiments.environment import changed_versions, environment
 from experiments.options import options, run_values, to_text
+from trainer import locking
 
 
 class Refused(ValueError):
@@ -57,6 +58,20 @@ class Workdir:
                 f"`workdir` is {self.path!r}, which cannot be used: {error}. Choose a directory that this user may "
                 "write to."
             ) from error
+        with self._locked():
+            yield from self._session(evaluated)
+
+    @contextlib.contextmanager
+    def _locked(self):
+        """Alone in the directory, before anything is written there."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locking.hold(self.path))
+            except RuntimeError as error:
+                raise Refused(str(error)) from error
+            yield
+
+    def _session(self, evaluated):
         _write(self._file("flags.txt"), "\n".join(flag_lines(self._config)) + "\n")
         _write_json(self._file("config.json"), {"experiment": self._name, "config": run_values(self._config)})
         self._write_environment()

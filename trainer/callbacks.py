@@ -39,7 +39,8 @@ class CallbackBridge:
             verbose=0,
         )
         self.every_update = any(_sees_batches(callback) for callback in callbacks)
-        self._callbacks = callbacks
+        # A callback with `remembers = False` is about this session only, not part of the run's state.
+        self._callbacks = [callback for callback in callbacks if getattr(callback, "remembers", True)]
         self._validation, self._last_logs, self._batch = {}, None, 0
 
     @property

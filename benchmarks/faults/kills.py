@@ -23,7 +23,8 @@ _LONGEST_WAIT_SECONDS = 2.0
 def start(workdir, steps=STEPS):
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     command = [sys.executable, "-m", "benchmarks.faults.victim", str(workdir), str(steps)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with open(f"{workdir}.log", "w") as log:
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
 
 
 def finish(process):
@@ -67,7 +68,9 @@ def campaign(kills, seed=0, steps=STEPS, directory=None, say=print):
                 kind = hurt(process, workdir, rng) if sum(counts.values()) < kills else None
                 if kind is None:
                     reached = finish(process)
-                    assert reached is not None, "A session died by itself."
+                    if reached is None:
+                        with open(f"{workdir}.log") as log:
+                            raise AssertionError(f"A session died by itself: {log.read()[-3000:]}")
                 else:
                     counts[kind] = counts.get(kind, 0) + 1
             runs += 1

@@ -63,8 +63,10 @@ def test_a_signal_saves_this_very_step_and_the_run_goes_on_from_it(number, tmp_p
     ]
 
 
-def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(tmp_path):
+def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(tmp_path, monkeypatch):
     """It is made anew when the run goes on: EarlyStopping sees as many evaluations as without the signal."""
+
+    monkeypatch.setattr("trainer.evaluation._SECONDS_PER_CALL", 0.0)  # one batch per call
 
     class Signals(Trainer):
         at = None
