@@ -112,6 +112,8 @@ def check_metrics(metrics):
                 "Use e.g. metrics={'accuracy': keras.metrics.SparseCategoricalAccuracy()}."
             )
         checked[name or metric.name] = metric
+    if "loss" in checked:
+        raise ValueError("A metric is named 'loss', which is the name of the weighted total. Give it another name.")
     return checked
 
 

@@ -74,7 +74,8 @@ def select(structure, name, names, kind, what):
         return structure
     if name in structure:
         return structure[name]
-    if len(structure) == 1:
+    # One part for whatever asks, unless it is that of another output.
+    if len(structure) == 1 and not (names and len(names) > 1 and next(iter(structure)) in names):
         return next(iter(structure.values()))
     if what == "sample weight":
         return None

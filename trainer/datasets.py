@@ -43,11 +43,16 @@ def _is_arrays(data):
 
 
 def _from_arrays(arrays, batch_size, training):
+    arrays = tuple(arrays) if isinstance(arrays, list) else arrays  # of a list, `tf.data` would make one tensor
     leaves = tf.nest.flatten(arrays)
     sizes = sorted({int(leaf.shape[0]) for leaf in leaves if len(leaf.shape)})
     if len(sizes) != 1 or any(not len(leaf.shape) for leaf in leaves):
         raise ValueError(
             f"The arrays have {sizes} examples; all must have the same number. Check which array was cut or joined."
+        )
+    if sizes[0] == 0:
+        raise ValueError(
+            "The dataset is empty: the arrays have no example. Check the files or the filter they come from."
         )
     dataset = tf.data.Dataset.from_tensor_slices(arrays)
     if training:

@@ -12,11 +12,15 @@ from trainer import arguments, batches, objective, optimizers, update
 from trainer.scaling import LossScale
 from trainer.state import creating_variables, raw
 
+# What an update is traced with and cannot change afterwards.
+_TRACED = ("optimizer", "losses", "accumulation_steps", "clip_norm", "ema_decay", "jit_compile")
+
 
 class Engine:
     """The machinery of a trainer. `Trainer` has the constructor, the hooks and what people call."""
 
     base = None  # the class whose methods are the hooks' defaults
+    _traced = None  # {setting: value} that the update was traced with
 
     @property
     def trainable_variables(self):
@@ -82,8 +86,22 @@ class Engine:
         self.build(iterator.element_spec)
         if self.loss_scale is None:
             self.loss_scale = LossScale(self.model, self.make_variable)
+        self._refuse_changes()
         self._notice_freezing()
         self.calls.prepare(iterator)
+
+    def _refuse_changes(self):
+        """A traced update does not see another optimizer or another limit: better an error than silence."""
+        present = {name: getattr(self, name) for name in _TRACED}
+        if self._traced is None:
+            self._traced = present
+        changed = [name for name, value in self._traced.items() if present[name] != value]
+        if changed:
+            raise ValueError(
+                f"{', '.join(f'`trainer.{name}`' for name in changed)} was set after the update had been traced, which "
+                "would have no effect. Make a new Trainer with it. `loss_weights`, the optimizer's `learning_rate` and "
+                "`trainable` of layers may change at any time."
+            )
 
     def _notice_freezing(self):
         """Layers frozen or unfrozen since the last `fit` need a new trace, and an optimizer that knows them."""
@@ -94,6 +112,7 @@ class Engine:
             for minimizer in self.minimizers.values():
                 minimizer.forget(self.optimizer)
         self._trained = present
+        self._traced["optimizer"] = self.optimizer
 
     def build(self, spec):
         """Builds an unbuilt model from the `element_spec` of a dataset, by tracing its losses. Runs nothing."""

@@ -26,7 +26,7 @@ class Evaluation:
 
     def evaluate(self, dataset, steps=None, batch_size=32):
         owner = self._owner
-        dataset = as_dataset(dataset, batch_size)
+        dataset = check_finite(as_dataset(dataset, batch_size), steps, "evaluate")
         owner.build(dataset.element_spec)
         iterator = iter(dataset)
         variables = [raw(variable) for variable in owner.forward_state.variables()]
@@ -44,7 +44,7 @@ class Evaluation:
 
     def predict(self, dataset, steps=None, batch_size=32):
         outputs = []
-        for index, batch in enumerate(as_dataset(dataset, batch_size)):
+        for index, batch in enumerate(check_finite(as_dataset(dataset, batch_size), steps, "predict")):
             if steps is not None and index >= steps:
                 break
             function = self._outputs if self._owner.run_eagerly else self._predict
@@ -116,7 +116,8 @@ class Evaluation:
         sums, divisors = values[:count], values[count : 2 * count]
         results = {name: s / d for name, s, d in zip(self.names, sums, divisors, strict=True) if d > 0}
         total = static_sum(results, owner.loss_weights)
-        results = {"loss": total, **{name: float(value) for name, value in results.items()}}
+        # The total keeps its name, also beside a loss of that name, as in the logs of the training.
+        results = {"loss": total} | {name: float(value) for name, value in results.items() if name != "loss"}
         for name, value in zip(self._logged, values[2 * count : -1], strict=True):
             results[name] = float(value / values[-1])
         for name, metric in owner.metrics.items():
@@ -124,8 +125,20 @@ class Evaluation:
         return results
 
 
+def check_finite(dataset, steps, what):
+    """The dataset, if it ends or only `steps` batches of it are asked for."""
+    if steps is None and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            f"The dataset to {what} is infinite: this would never end. Take a part of it (`dataset.take(100)`), leave "
+            f"out `repeat()`, or say how many batches ({'eval_steps' if what == 'evaluate in `fit`' else 'steps'}=100)."
+        )
+    return dataset
+
+
 def static_sum(losses, weights):
-    """The statically weighted sum of {name: value}: comparable over time and across combiners."""
+    """The statically weighted sum of {name: value}: comparable over time and across combiners. NaN of none."""
+    if not losses:
+        return float("nan")
     static = weights.static() if len(weights) else {}
     return float(sum(static.get(name, 1.0) * value for name, value in losses.items()))
 

@@ -5,11 +5,13 @@ import os
 import time
 
 import keras
+import tensorflow as tf
 from absl import logging
 
 from trainer import arguments, layout, persistence, rescue, rows, signals, weights
 from trainer.callbacks import CallbackBridge
 from trainer.datasets import as_dataset
+from trainer.evaluation import check_finite
 from trainer.progress import Progress
 from trainer.session import Session
 from trainer.skips import NonFiniteUpdates
@@ -60,11 +62,18 @@ class Fitting:
         self._best = rescue.Best(keep_best, eval_dataset is not None)
         self._workdir = None if workdir is None else _check_workdir(workdir)
         self._show = progress
-        self._given_callbacks = callbacks
+        self._given_callbacks = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else callbacks
         self._source = trainer.sources.get(id(dataset))
         if self._source is None:
             made = as_dataset(dataset, batch_size, training=True, repeat=steps is not None)
             self._source = trainer.sources[id(dataset)] = Source(dataset, made)
+        if epochs is not None and self._source.infinite:
+            raise ValueError(
+                f"`fit` is to make {epochs} passes over an infinite dataset: the first would never end. Train by "
+                "`steps`, or leave out `repeat()`."
+            )
+        if isinstance(eval_dataset, tf.data.Dataset):
+            check_finite(eval_dataset, eval_steps, "evaluate in `fit`")
         self._eval_options = {"averaged": evaluate_averaged, "steps": eval_steps, "batch_size": batch_size}
         self._files = Session(trainer, self._source, self._workdir, keep)
         self._last_logged = self._last_evaluated = None
@@ -101,6 +110,12 @@ class Fitting:
         self._callbacks.train_begin()
         if resumed:
             self._progress.message(f"resumed at step {trainer.host_step:,} from {self._files.store.directory}")
+            for name, (given, restored) in trainer.loss_weights.replaced().items():
+                logging.warning(
+                    "The weight of loss %r was given as %g; the checkpoint's, %g, goes on. Set "
+                    "`trainer.loss_weights[%r]` in a callback's `on_train_begin` to change it.",
+                    *(name, given, restored, name),
+                )
             self._resume(resumed)
         else:
             self._begin_epoch()
@@ -349,6 +364,7 @@ class Fitting:
             self._end_epoch()
         self._progress.close(step, self._progress_values())
         self._hint_at_slow_input()
+        self._mention_skips()
         # First the callbacks: EarlyStopping puts the best weights back at this point.
         self._callbacks.train_end()
         self._complete = True
@@ -363,6 +379,13 @@ class Fitting:
                 f"{share:.0%} of the time was spent waiting for data: the input is the bottleneck. Cache what fits "
                 "into memory (`dataset.cache()`), map with `num_parallel_calls=tf.data.AUTOTUNE`, end with "
                 "`.prefetch(tf.data.AUTOTUNE)`."
+            )
+
+    def _mention_skips(self):
+        skipped = self._trainer.calls.skipped
+        if skipped:
+            self._progress.message(
+                f"{skipped:,} of {self._trainer.host_step:,} updates were skipped: a loss or a gradient was not finite."
             )
 
     # ---- Files.

@@ -206,6 +206,12 @@ class LossWeights:
                 values[name] = self[name]
         return values
 
+    def replaced(self):
+        """{name: (number as given, number now)} of the weights that a checkpoint or an assignment has replaced."""
+        present = {name: float(variable.numpy()) for name, variable in self._variables.items()}
+        given = {name: float(np.float32(self._given.get(name, 1.0))) for name in present}
+        return {name: (given[name], present[name]) for name in present if given[name] != present[name]}
+
     def __getitem__(self, name):
         if name in self._schedules:
             return self._schedules[name]

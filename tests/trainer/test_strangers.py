@@ -1,0 +1,93 @@
+"""What people who did not write it ran into: silence where there should have been a word."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.trainer.tools import dataset, dense_model, mse, regression
+from trainer import Trainer
+
+X, Y = regression(32)
+
+
+def make(**options):
+    return Trainer(dense_model(), keras.optimizers.SGD(0.05), {"error": mse()}, **options)
+
+
+def test_a_missing_target_is_not_another_outputs_target():
+    inputs = keras.Input((3,))
+    outputs = {"a": keras.layers.Dense(1, name="a")(inputs), "b": keras.layers.Dense(1, name="b")(inputs)}
+    trainer = Trainer(keras.Model(inputs, outputs), "sgd", {"a": mse(), "b": mse()})
+    with pytest.raises(ValueError, match=r"The loss 'b' has no target of its name among \['a'\]"):
+        trainer.evaluate((X, {"a": Y}))
+
+
+def test_changed_loss_weights_are_mentioned_on_resume(tmp_path, caplog):
+    data = dataset(X, Y, batch=8)
+    make(loss_weights={"error": 1.0}).fit(data, epochs=1, workdir=tmp_path, progress=False)
+    with caplog.at_level("WARNING", logger="absl"):
+        make(loss_weights={"error": 7.0}).fit(data, epochs=2, workdir=tmp_path, progress=False)
+    assert "The weight of loss 'error' was given as 7; the checkpoint's, 1, goes on." in caplog.text
+
+
+def test_the_total_keeps_its_name():
+    losses = {"loss": mse(), "other": keras.losses.MeanAbsoluteError()}
+    trainer = Trainer(dense_model(), keras.optimizers.SGD(0.0), losses)
+    data = dataset(X, Y, batch=32)
+    history = trainer.fit(data, epochs=1, eval_dataset=data, progress=False).history
+    prediction = trainer.predict(data)
+    total = np.mean((prediction - Y) ** 2) + np.mean(np.abs(prediction - Y))
+    assert history["loss"][0] == pytest.approx(total, rel=1e-5)
+    assert history["val_loss"][0] == pytest.approx(total, rel=1e-5)
+    with pytest.raises(ValueError, match="A metric is named 'loss', which is the name of the weighted total"):
+        make(metrics={"loss": keras.metrics.MeanAbsoluteError()})
+
+
+def test_an_evaluation_without_a_valid_element_is_not_the_best():
+    trainer = make()
+    history = trainer.fit(
+        dataset(X, Y, batch=8), epochs=1, eval_dataset=(X, Y, np.zeros(32, "float32")), progress=False
+    ).history
+    assert np.isnan(history["val_loss"][0]) and trainer.best_loss == np.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("optimizer", keras.optimizers.SGD(0.0)), ("clip_norm", 1e-9), ("losses", {"error": mse()})]
+)
+def test_what_a_trace_cannot_see_is_refused(name, value):
+    trainer, data = make(), dataset(X, Y, batch=8)
+    trainer.fit(data, epochs=1, progress=False)
+    setattr(trainer, name, value)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"`trainer.{name}` was set after the update had been traced"):
+            trainer.fit(data, epochs=2, progress=False)
+
+
+def test_infinite_data_are_refused_where_they_would_never_end():
+    trainer, data = make(), dataset(X, Y, batch=8)
+    endless = data.repeat()
+    for call in (
+        lambda: trainer.fit(endless, epochs=2),
+        lambda: trainer.fit(data, epochs=1, eval_dataset=endless),
+        lambda: trainer.evaluate(endless),
+        lambda: trainer.predict(endless),
+    ):
+        with pytest.raises(ValueError, match="infinite"):
+            call()
+    assert len(trainer.predict(endless, steps=2)) == 16
+    assert trainer.evaluate(endless, steps=2)["loss"] > 0
+
+
+def test_skipped_updates_are_mentioned_at_the_end(capsys):
+    bad = X.copy()
+    bad[9] = np.nan
+    make().fit(dataset(bad, Y, batch=8), epochs=2)
+    assert "2 of 8 updates were skipped: a loss or a gradient was not finite." in capsys.readouterr().err
+
+
+def test_small_slips():
+    with pytest.raises(ValueError, match="The dataset is empty: the arrays have no example"):
+        make().fit((X[:0], Y[:0]), epochs=1)
+    trainer = make()
+    trainer.fit([X, Y], epochs=1, batch_size=16, callbacks=keras.callbacks.EarlyStopping("loss"), progress=False)
+    assert trainer.host_step == 2
