@@ -1,4 +1,4 @@
-"""The README's example runs as printed."""
+"""The README's examples run as printed."""
 
 import os
 import re
@@ -9,16 +9,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_the_example_runs_as_printed(tmp_path):
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+def run_as_printed(block, directory):
+    """What a code block prints, run in a process of its own."""
     assert len(block.splitlines()) <= 32, "an example that fits on a screen"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", block]
     run = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300, check=False
+        command, capture_output=True, text=True, env=environment, cwd=directory, timeout=300, check=False
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    assert "'error':" in run.stdout and "'roughness':" in run.stdout
+    return run.stdout
+
+
+def test_the_examples_run_as_printed(tmp_path):
+    simple, own = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert "(256, 1)" in run_as_printed(simple, tmp_path)
+    shown = run_as_printed(own, tmp_path)
+    assert "'error':" in shown and "'roughness':" in shown
     assert (tmp_path / "runs" / "first" / "model.keras").exists()
 
 
