@@ -19,6 +19,14 @@ from trainer import Trainer, checkpoints, locking, signals
 X, Y = regression(24)
 
 
+@pytest.fixture(autouse=True)
+def handled():
+    """A program that a shell started in the background ignores Ctrl-C, and the trainer lets it: not here."""
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, kept)
+
+
 def make(**options):
     return Trainer(dense_model(), keras.optimizers.Adam(0.01), {"error": mse()}, **options)
 
