@@ -13,9 +13,10 @@ from trainer.callbacks import CallbackBridge
 from trainer.datasets import as_dataset
 from trainer.evaluation import check_finite
 from trainer.progress import Progress
-from trainer.session import Session
+from trainer.session import Session, check_workdir
 from trainer.skips import NonFiniteUpdates
 from trainer.sources import Source, check_totals
+from trainer.totals import Totals
 
 # The longest call: signals, the bar and the clock are served between calls.
 _SECONDS_PER_CALL = 0.5
@@ -60,7 +61,7 @@ class Fitting:
         )
         keep = arguments.check_integer("keep_checkpoints", keep_checkpoints, 1, "The newest one is always kept.")
         self._best = rescue.Best(keep_best, eval_dataset is not None)
-        self._workdir = None if workdir is None else _check_workdir(workdir)
+        self._workdir = None if workdir is None else check_workdir(workdir)
         self._show = progress
         self._given_callbacks = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else callbacks
         self._source = trainer.sources.get(id(dataset))
@@ -75,6 +76,7 @@ class Fitting:
         if isinstance(eval_dataset, tf.data.Dataset):
             check_finite(eval_dataset, eval_steps, "evaluate in `fit`")
         self._eval_options = {"averaged": evaluate_averaged, "steps": eval_steps, "batch_size": batch_size}
+        self._totals = Totals(trainer, self._source, self._steps, self._epochs)
         self._files = Session(trainer, self._source, self._workdir, keep)
         self._last_logged = self._last_evaluated = None
         self._chores = []  # what is still to be done after the latest update, by name
@@ -97,14 +99,14 @@ class Fitting:
         trainer.prepare(source.iterator)
         trainer.given_learning_rates = persistence.learning_rates(trainer)
         resumed = self._files.open()
-        if self._nothing_left(resumed):
-            return self._nothing_to_do()
-        self._check_length()
+        if self._totals.nothing_left(resumed):
+            return self._totals.nothing_to_do()
+        self._totals.check_length()
         if self._workdir is not None:
             layout.write_once(self._files.train, os.path.join(self._workdir, "train"), trainer)
         self._callbacks = CallbackBridge(self._given_callbacks, trainer, self._steps, self._epochs)
         self._timesteps = trainer.timesteps
-        self._progress = Progress(self._total_steps(), trainer.host_step, self._show)
+        self._progress = Progress(self._totals.last_step(), trainer.host_step, self._show)
         self._log_window, self._epoch_window = trainer.ledger.window(), trainer.ledger.window()
         self._window_start, self._waited = time.monotonic(), 0.0
         self._callbacks.train_begin()
@@ -121,7 +123,7 @@ class Fitting:
             self._begin_epoch()
         try:
             self._do_chores(watch)
-            while not self._finished() and not self._callbacks.stopped and watch.received is None:
+            while not self._totals.reached() and not self._callbacks.stopped and watch.received is None:
                 self._advance(watch)
             watch.check()
             self._finish(watch)
@@ -141,7 +143,7 @@ class Fitting:
         self._chores = list(loop["chores"])
         if loop["epoch_open"]:
             self._begin_epoch(resumed=True)
-        elif not self._finished() and not self._callbacks.stopped:
+        elif not self._totals.reached() and not self._callbacks.stopped:
             self._begin_epoch()
 
     def _loop_state(self):
@@ -155,7 +157,7 @@ class Fitting:
             "chores": [chore for chore in self._chores if chore != "save"],
             "epoch_open": self._epoch_open,
             "complete": self._complete,
-            "asked": [self._steps, self._epochs],
+            "asked": self._totals.asked,
         }
 
     # ---- The loop.
@@ -269,18 +271,13 @@ class Fitting:
             # The first call includes what TensorFlow does once; a slow call must shorten the next at once.
             self._trainer.calls.updates_per_second = rate if known is None or rate < known else 0.5 * (known + rate)
 
-    def _finished(self):
-        if self._steps is not None:
-            return self._trainer.host_step >= self._steps
-        return self._trainer.epoch >= self._epochs
-
     def _pass_ended(self):
         trainer, source = self._trainer, self._source
         if source.position == 0 and source.length is None and not trainer.host_step:
             raise ValueError("The dataset is empty: it has no batch. Check the files or the filter it is made from.")
         if self._steps is not None:
-            if not self._finished():
-                raise ValueError(self._too_short(trainer.host_step))
+            if not self._totals.reached():
+                raise ValueError(self._totals.too_short(trainer.host_step))
             return
         trainer.epoch += 1
         source.restart()
@@ -351,7 +348,7 @@ class Fitting:
     def _end_epoch(self):
         self._callbacks.epoch_end(self._logs(self._epoch_so_far()))
         self._epoch_open = False
-        if not self._finished() and not self._callbacks.stopped:
+        if not self._totals.reached() and not self._callbacks.stopped:
             self._begin_epoch()
 
     def _finish(self, watch):
@@ -403,68 +400,6 @@ class Fitting:
         score = self._best.score(self._trainer.host_step)
         self._files.save(self._loop_state(), self._callbacks, score=score, urgent=urgent)
 
-    # ---- Words.
-
-    def _total_steps(self):
-        if self._steps is not None:
-            return self._steps
-        if self._source.length is None:
-            return None
-        trainer = self._trainer
-        passes = self._epochs - trainer.epoch - 1
-        per_pass = math.ceil(self._source.length / trainer.accumulation_steps)
-        return trainer.host_step + math.ceil(self._source.remaining() / trainer.accumulation_steps) + passes * per_pass
-
-    def _nothing_left(self, resumed):
-        """Whether all is done; not if the process died between the last step and the end of its `fit`."""
-        loop = resumed["loop"] if resumed else {"complete": True, "asked": None}
-        stopped = bool(resumed) and resumed["between_callbacks"]["stopped"]
-        if stopped and loop["complete"] and loop["asked"] != [self._steps, self._epochs]:
-            resumed["between_callbacks"]["stopped"] = stopped = False  # a callback ended it, but now more is asked for
-        return loop["complete"] and (self._finished() or stopped)
-
-    def _nothing_to_do(self):
-        done = f"{self._trainer.host_step} steps" if self._steps is not None else f"{self._trainer.epoch} epochs"
-        asked = f"steps={self._steps}" if self._steps is not None else f"epochs={self._epochs}"
-        logging.warning(
-            "Nothing to do: %s are made already and %s was asked for. Steps and epochs are totals over the trainer's "
-            "lifetime; ask for more.",
-            done,
-            asked,
-        )
-        history = keras.callbacks.History()
-        history.set_model(self._trainer.model)
-        history.on_train_begin()
-        return history
-
-    def _check_length(self):
-        """A finite dataset that cannot give the steps asked for is refused before the first one."""
-        remaining = self._source.remaining()
-        if self._steps is None or remaining is None:
-            return
-        available = self._trainer.host_step + math.ceil(remaining / self._trainer.accumulation_steps)
-        if available < self._steps:
-            raise ValueError(self._too_short(available))
-
-    def _too_short(self, available):
-        return (
-            f"The dataset ends at step {available}, before steps={self._steps}. Repeat it (`dataset.repeat()`, after "
-            "shuffling and before batching if the last batch may be filled up), or train by `epochs`."
-        )
-
 
 def _interval(name, value):
     return None if value is None else arguments.check_integer(name, value, 1, "Use None for never.")
-
-
-def _check_workdir(workdir):
-    workdir = os.fspath(workdir)
-    try:
-        os.makedirs(workdir, exist_ok=True)
-        if not os.access(workdir, os.W_OK):
-            raise PermissionError("it is not writable")
-    except OSError as error:
-        raise ValueError(
-            f"`workdir` {workdir!r} cannot be used: {error}. Choose a directory that this user may write to."
-        ) from error
-    return workdir

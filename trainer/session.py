@@ -76,3 +76,17 @@ class Session:
         for writer in (self.train, self.eval):
             if writer is not None:
                 writer.close()
+
+
+def check_workdir(workdir):
+    """The path of a directory that can be written to; made if it is not there."""
+    workdir = os.fspath(workdir)
+    try:
+        os.makedirs(workdir, exist_ok=True)
+        if not os.access(workdir, os.W_OK):
+            raise PermissionError("it is not writable")
+    except OSError as error:
+        raise ValueError(
+            f"`workdir` {workdir!r} cannot be used: {error}. Choose a directory that this user may write to."
+        ) from error
+    return workdir
