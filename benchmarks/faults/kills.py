@@ -29,7 +29,8 @@ def start(workdir, steps=STEPS):
 
 def finish(process):
     """The hash that a run prints at its end, or None if it did not get there."""
-    lines = process.stdout.read().split("\n")
+    with process.stdout:
+        lines = process.stdout.read().split("\n")
     process.wait()
     return next((line.split()[1] for line in lines if line.startswith("sha256 ")), None)
 
@@ -45,6 +46,7 @@ def hurt(process, workdir, rng):
     kind = rng.choices(["SIGKILL", "SIGTERM", "SIGKILL and truncation"], [0.8, 0.1, 0.1])[0]
     process.send_signal(signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL)
     code = process.wait()
+    process.stdout.close()
     if kind == "SIGTERM" and code not in (143, 0):
         raise AssertionError(f"SIGTERM ended the process with {code} instead of 143.")
     store = Store(os.path.join(workdir, "checkpoints"))
