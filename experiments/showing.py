@@ -1,7 +1,9 @@
 """Pictures and texts for TensorBoard, made after every evaluation: samples, reconstructions, what a user wants to see.
 
-shown = showing.Show(trainer, config.workdir, {"samples": lambda: showing.tiled(model.generate(latents), columns=8)})
-return launch.Experiment(trainer, dataset, held_out, callbacks=(shown,))
+    shown = showing.Show(trainer, config.workdir, {"samples": lambda: showing.tiled(model.generate(codes), columns=8)})
+    return launch.Experiment(trainer, dataset, held_out, callbacks=(shown,))
+
+They are in the run `shown` of TensorBoard, under Images and Text.
 """
 
 import os
