@@ -29,7 +29,8 @@ class Victim(Trainer):
         return {"error": tf.square(prediction - y)[:, 0], "size": tf.reduce_mean(tf.abs(prediction), axis=1)}
 
 
-def make_model(seed=1):
+def make_model(seed=1, half=False):
+    """`half`: with a layer in float16, so that the loss is scaled and the scale is a part of the state."""
     keras.utils.set_random_seed(seed)
     return keras.Sequential(
         [
@@ -37,16 +38,17 @@ def make_model(seed=1):
             keras.layers.GRU(3, stateful=True, recurrent_dropout=0.1, seed=5, name="gru"),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.3, seed=6),
-            keras.layers.Dense(1),
+            keras.layers.Dense(1, dtype="mixed_float16" if half else "float32"),
+            keras.layers.Activation("linear", dtype="float32"),
         ]
     )
 
 
-def make_trainer(**options):
+def make_trainer(half=False, **options):
     """Three micro-batches per update, averaged weights, learned loss weights, a metric, and probes."""
     options = {"accumulation_steps": 3, "ema_decay": 0.9, "clip_norm": 1.0, "probe_every": 4, **options}
     return Victim(
-        make_model(),
+        make_model(half=half),
         keras.optimizers.Adam(0.01),
         combiner=losses.Uncertainty(),
         metrics=[keras.metrics.MeanAbsoluteError(name="mae")],
@@ -114,7 +116,7 @@ class _Announce(keras.callbacks.Callback):
 
 
 def main(workdir, steps):
-    trainer = make_trainer()
+    trainer = make_trainer(half=True)
     fit(trainer, workdir, int(steps), callbacks=[_Announce()])
     print(f"sha256 {digest(trainer)}", flush=True)
 

@@ -1,65 +1,26 @@
-"""An experiment is one new file: it is listed, shows its flags, runs, resumes and says what was reached."""
+"""The guide's experiment is one new file: it is listed, shows its flags, runs, resumes and says what was reached."""
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.experiments.tools import copied_package
 
-PARABOLA = '''"""The parabola: fit x² by a small network.
-
-    python -m experiments.parabola
-
-Expect an `error` below 0.1 after a second.
-"""
-
-import dataclasses
-
-import keras
-import tensorflow as tf
-
-from experiments import launch
-from losses import squared_error
-from trainer import Trainer
-
-
-@dataclasses.dataclass(frozen=True)
-class Config(launch.Config):
-    steps: int = 6
-    eval_every: int | None = 3
-    units: int = launch.option(8, "hidden units", least=1)
-
-
-def data(config, seed):
-    def batch(index):
-        x = tf.random.stateless_uniform([config.batch_size, 1], [seed, index], -1.0, 1.0)
-        return x, x * x
-
-    return tf.data.Dataset.counter().map(batch)
-
-
-def build(config):
-    layers = [keras.Input((1,)), keras.layers.Dense(config.units, "tanh"), keras.layers.Dense(1)]
-    trainer = Trainer(
-        keras.Sequential(layers), launch.optimizer(config), {"error": squared_error}, **launch.trainer_options(config)
-    )
-    goal = launch.Goal("error", below=0.1, baseline=4 / 45, baseline_name="always 1/3")
-    return launch.Experiment(trainer, data(config, config.seed), data(config, -1).take(2), goals=(goal,))
-
-
-if __name__ == "__main__":
-    launch.main(Config, build)
-'''
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "own-experiment.md"
+SMALL = ["--steps=6", "--eval_every=3", "--length=4", "--nojit_compile", "--probe_every=0"]
+[PARITY] = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
 
 
 @pytest.fixture
 def launch(tmp_path):
-    environment = copied_package(tmp_path, parabola=PARABOLA)
+    environment = copied_package(tmp_path, parity=PARITY)
 
-    def run(*arguments, module="experiments.parabola"):
+    def run(*arguments, module="experiments.parity"):
         command = [sys.executable, "-m", module, *arguments]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
@@ -67,23 +28,24 @@ def launch(tmp_path):
 
 
 def test_one_new_file_is_an_experiment(tmp_path, launch):
-    assert "experiments.parabola        The parabola: fit x² by a small network." in launch(module="experiments").stdout
+    listed = launch(module="experiments").stdout
+    assert re.search(r"experiments\.parity +Running parity: after each bit of a sequence, was the number", listed)
 
-    first = launch("--workdir=runs/it", "--units=5", "--strategy=mirrored:2")
+    first = launch("--workdir=runs/it", *SMALL, "--units=5", "--strategy=mirrored:2")
     assert first.returncode == 0, first.stderr
-    assert "parabola after 6 steps" in first.stdout
-    assert "Expect an `error` below 0.1 after a second." in first.stdout
+    assert "parity after 6 steps" in first.stdout
+    assert "Expect an `error` below 0.01 in half a minute" in first.stdout
     assert "tensorboard --logdir runs/it" in first.stdout
     assert "cuda" not in first.stderr.lower()
 
     second = launch("--flagfile=runs/it/flags.txt", "--workdir=runs/it", "--steps=8")
     assert second.returncode == 0, second.stderr
-    assert "parabola after 8 steps" in second.stdout and "--steps=6 → --steps=8" in second.stderr
+    assert "parity after 8 steps" in second.stdout and "--steps=6 → --steps=8" in second.stderr
     with open(tmp_path / "runs" / "it" / "config.json") as file:
         stored = json.load(file)
-    assert stored["experiment"] == "parabola" and stored["config"]["units"] == 5
+    assert stored["experiment"] == "parity" and stored["config"]["units"] == 5
 
-    third = launch("--workdir=runs/it", "--units=6", "--steps=9")
+    third = launch("--workdir=runs/it", *SMALL, "--units=6", "--steps=9")
     assert third.returncode == 2
     assert "  --units=5 → --units=6\n" in third.stderr and "Traceback" not in third.stderr
 
@@ -94,4 +56,4 @@ def test_it_answers_from_the_terminal(tmp_path, launch):
     assert not os.path.exists(tmp_path / "runs")
     wrong = launch("--unit=3")
     assert wrong.returncode == 2
-    assert wrong.stderr.endswith("parabola: --unit is not a flag; did you mean --units? --help lists them all.\n")
+    assert wrong.stderr.endswith("parity: --unit is not a flag; did you mean --units? --help lists them all.\n")

@@ -1,0 +1,103 @@
+"""Every Python block of the guides runs, every link leads somewhere, every command that is named exists."""
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import keras
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+TEXTS = [*GUIDES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"))]
+
+# What the reader of a reference page has already.
+PREPARED = """
+import keras
+import numpy as np
+import tensorflow as tf
+import losses
+from trainer import Trainer, pictures
+
+model = keras.Sequential([keras.Input((24, 2)), keras.layers.LSTM(4, return_sequences=True, name="{layer}"),
+                          keras.layers.Dense(1)])
+optimizer = keras.optimizers.Adam()
+x = tf.random.stateless_normal([8, 24, 2], [1, 2])
+batch = long_batch = (x, x[:, :, :1])
+data = tf.data.Dataset.from_tensors(batch).repeat()
+cell = tf.identity
+trainer = Trainer(model, optimizer, {{"error": losses.squared_error, "size": losses.absolute_error}})
+steps, rows_over_training = np.arange(5), np.random.default_rng(0).uniform(1, 2, (5, 8))
+"""
+LAYER = {"timestep-gradients.md": "lstm", "losses.md": "lstm", "is-my-rnn-forgetting.md": "loop"}
+# Elsewhere: an experiment, run by tests/experiments/test_new_experiment.py.
+NOT_RUN_HERE = {"own-experiment.md"}
+
+
+def blocks(path, language):
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.S)
+
+
+@pytest.mark.parametrize("path", [path for path in GUIDES if blocks(path, "python")], ids=lambda path: path.name)
+def test_the_code_runs(path, tmp_path, monkeypatch):
+    """All blocks of a page, one after another."""
+    if path.name in NOT_RUN_HERE:
+        pytest.skip("run by another test")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    keras.utils.set_random_seed(0)
+    space = {"__name__": f"guide_{path.stem}"}
+    if path.name in LAYER:
+        exec(PREPARED.format(layer=LAYER[path.name]), space)
+    for index, block in enumerate(blocks(path, "python")):
+        # With a real file AutoGraph can read the source of hooks.
+        file = tmp_path / f"block_{index}.py"
+        file.write_text(shortened(block))
+        exec(compile(file.read_text(), str(file), "exec"), space)
+
+
+def shortened(block):
+    return block.replace("steps=1000,", "steps=50,")
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)]+)\)", path.read_text()):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        found = (path.parent / file).resolve() if file else path
+        assert found.exists(), target
+        if anchor:
+            assert anchor in anchors(found), target
+
+
+def anchors(path):
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_the_commands_exist(path):
+    text = path.read_text()
+    for module in set(re.findall(r"python -m ((?:experiments|benchmarks|trainer|docs)[\w.]*)", text)):
+        module = module.rstrip(".")
+        if module != "experiments.parity":  # made by its reader
+            assert importlib.util.find_spec(module), module
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M)):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_every_guide_is_found_from_the_readme():
+    """By links, over any number of pages."""
+    seen, queue = set(), [ROOT / "README.md"]
+    while queue:
+        page = queue.pop()
+        for target in re.findall(r"\]\(([^)#]+)\.md[)#]", page.read_text()):
+            found = Path(os.path.normpath(page.parent / f"{target}.md"))
+            if found not in seen and found.exists():
+                seen.add(found)
+                queue.append(found)
+    assert set(GUIDES) <= seen, set(GUIDES) - seen
