@@ -10,11 +10,11 @@ are far larger than those of the boundary, so that a plain sum solves the equati
 `GradientBalance` weights the boundary up until both count (Wang et al. 2020, arXiv 2001.04536, with its network and
 its learning rate). `relative_l2` is the norm of the error over the norm of the solution on a grid of 100 × 100 points.
 
-Expect a `relative_l2` below 0.08 in about a minute on two CPU cores with nine of eleven seeds: 0 to 8, 10 and 11 reached
-0.027, 0.033, 0.108, 0.075, 0.059, 0.025, 0.026, 0.214, 0.031, 0.065 and 0.038. The plain sum reached 0.35, 0.30 and 0.77
-with seeds 0 to 2. It is the start that decides: a loop written by hand, with other random numbers, had 1 of 16 above
-0.08 (and the plain sum between 0.20 and 0.61). The authors' code averages each weight matrix by itself and then the
-averages, which makes weights of about 90 in place of 200: 3 of 12 above 0.08 here, 2 of 16 by hand.
+Expect a `relative_l2` below 0.08 in about a minute on two CPU cores with nine of eleven seeds: 0 to 8, 10 and 11
+reached 0.027, 0.033, 0.108, 0.075, 0.059, 0.025, 0.026, 0.214, 0.031, 0.065 and 0.038. The plain sum reached 0.35,
+0.30 and 0.77 with seeds 0 to 2. It is the start that decides: a loop written by hand, with other random numbers, had
+1 of 16 above 0.08 (and the plain sum between 0.20 and 0.61). The authors' code averages each weight matrix by itself
+and then the averages, which makes weights of about 90 in place of 200: 3 of 12 above 0.08 here, 2 of 16 by hand.
 """
 
 import dataclasses
