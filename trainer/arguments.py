@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from trainer.optimizers import OptimizerGroup
+from trainer.state import raw
 
 # attribute of the optimizer → (how it is passed, what to use instead)
 _REFUSED = {
@@ -156,3 +157,22 @@ def check_strategy(strategy):
             "Use e.g. tf.distribute.MirroredStrategy()."
         )
     return strategy
+
+
+def check_scope(strategy, model, optimizer, metrics):
+    """Variables belong to the strategy in whose scope they were made, and cannot join another one later."""
+    owners = {
+        "model": getattr(model, "variables", ()),
+        "optimizer": optimizer.variables,
+        **{f"metric {name!r}": metric.variables for name, metric in metrics.items()},
+    }
+    for owner, variables in owners.items():
+        strangers = [v for v in variables if not strategy.extended.variable_created_in_scope(raw(v))]
+        if strangers:
+            name = getattr(strangers[0], "path", strangers[0].name)
+            raise ValueError(
+                f"{len(strangers)} variables of the {owner} (e.g. {name!r}) were not made in the scope of the "
+                f"trainer's strategy, {type(strategy).__name__}; a strategy shares only variables that were. Make the "
+                "strategy first, then `with strategy.scope():` the model, the optimizer and the metrics, and pass the "
+                "same strategy to the Trainer."
+            )

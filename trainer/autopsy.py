@@ -112,7 +112,7 @@ def _losses(trainer, part):
     """{name: values as the hook returned them} of a micro-batch, in training mode and with the present state."""
     regularized = [v for v in trainer.trainable_variables if getattr(v, "regularizer", None) is not None]
     mapped = [*regularized, *trainer.forward_state.variables()]
-    scope = ForwardScope(mapped, [tf.convert_to_tensor(raw(variable)) for variable in mapped])
+    scope = ForwardScope(mapped, [trainer.read(variable) for variable in mapped])
     with scope, trainer.collecting_logs():
         found = dict(trainer.hook("compute_losses")(part, True))
         extra = list(getattr(trainer.model, "losses", ()))

@@ -88,14 +88,49 @@ def select(structure, name, names, kind, what):
 
 
 def slice_for_replica(batch, replica, replicas):
-    """The part of a global batch that one replica trains on: equal parts, the first ones larger by at most one."""
+    """The part of a global batch that one replica trains on: equal parts, the first ones larger by at most one.
+
+    With fewer examples than replicas the last ones get none. Scalars go to all.
+    """
 
     def part(leaf):
-        if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) or leaf.shape.rank == 0:
+        if leaf.shape.rank == 0:
             return leaf
-        size = tf.shape(leaf)[0]
+        size = _rows(leaf)
         start = (size * replica + replicas - 1) // replicas
         stop = (size * (replica + 1) + replicas - 1) // replicas
-        return leaf[start:stop]
+        if isinstance(leaf, tf.SparseTensor):
+            rest = leaf.dense_shape[1:]
+            begin = tf.concat([[start], tf.zeros_like(rest)], axis=0)
+            return tf.sparse.slice(leaf, begin, tf.concat([[stop - start], rest], axis=0))
+        share = leaf[start:stop]
+        static = leaf.shape[0]
+        if static is not None and static % replicas == 0 and not isinstance(leaf, tf.RaggedTensor):
+            share.set_shape([static // replicas, *leaf.shape[1:]])
+        return share
 
     return tf.nest.map_structure(part, batch)
+
+
+def _rows(leaf):
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return leaf.nrows(tf.int32) if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0]
+
+
+def check_divisible(batch, replicas):
+    """Refuses a batch that cannot be divided by its rows: they must be the examples in every part of it. Traced."""
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf.shape.rank != 0]
+    sizes = {leaf.shape[0] for leaf in leaves if leaf.shape.rank} - {None}
+    message = (
+        f"it is divided among {replicas} replicas by its rows, which must be the examples in every part. Repeat what "
+        "belongs to the batch as a whole for each example, pass it as a scalar, or keep it outside the batch."
+    )
+    if len(sizes) > 1:
+        raise ValueError(f"The parts of a batch have {sorted(sizes)} rows; {message}")
+    if not leaves:
+        raise ValueError(f"A batch has nothing but scalars; {message}")
+    counts = [tf.cast(_rows(leaf), tf.int32) for leaf in leaves]
+    if not sizes and len(counts) > 1:
+        same = tf.reduce_all([tf.equal(count, counts[0]) for count in counts[1:]])
+        tf.debugging.Assert(same, [f"The parts of a batch have different numbers of rows; {message}", *counts])

@@ -12,7 +12,7 @@ from trainer.state import raw
 @contextlib.contextmanager
 def undone(trainer):
     """A context after which the trainer, its model and its optimizer have the state they had before."""
-    before = {id(v): (v, tf.identity(v)) for v in _variables(trainer)}
+    before = {id(v): (v, tf.identity(trainer.read(v))) for v in _variables(trainer)}
     kept = trainer.host_step, trainer.epoch, trainer.rounds, trainer.best_loss, dict(trainer.sources)
     try:
         yield

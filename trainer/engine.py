@@ -10,7 +10,7 @@ import tensorflow as tf
 import losses as losses_package
 from trainer import arguments, batches, objective, optimizers, update
 from trainer.scaling import LossScale
-from trainer.state import creating_variables, raw
+from trainer.state import all_layers, creating_variables, raw, recurrent_states
 
 # What an update is traced with and cannot change afterwards.
 _TRACED = ("optimizer", "losses", "accumulation_steps", "clip_norm", "ema_decay", "jit_compile")
@@ -52,8 +52,22 @@ class Engine:
     def replicas(self):
         return self.strategy.num_replicas_in_sync
 
+    def read(self, variable):
+        """A variable's value as a tensor, from what lies on this replica or worker: nobody else is asked.
+
+        Keras splits a metric's value among the replicas: each holds an equal part of it (see `merging`), and reading
+        it in the ordinary way adds them up, over the network if need be.
+        """
+        variable = raw(variable)
+        if self.replicas == 1 or variable.synchronization != tf.VariableSynchronization.ON_READ:
+            return tf.convert_to_tensor(variable)
+        if tf.distribute.in_cross_replica_context():
+            variable = self.strategy.experimental_local_results(variable)[0]
+        value = tf.convert_to_tensor(variable)
+        return value * self.replicas if variable.aggregation == tf.VariableAggregation.SUM else value
+
     def read_state(self):
-        return [tf.convert_to_tensor(raw(variable)) for variable in self.forward_state.variables()]
+        return [self.read(variable) for variable in self.forward_state.variables()]
 
     @contextlib.contextmanager
     def collecting_logs(self):
@@ -86,9 +100,30 @@ class Engine:
         self.build(iterator.element_spec)
         if self.loss_scale is None:
             self.loss_scale = LossScale(self.model, self.make_variable)
+        self._refuse_undivided()
         self._refuse_changes()
         self._notice_freezing()
         self.calls.prepare(iterator)
+
+    def _refuse_undivided(self):
+        """Refuses what cannot be divided among replicas: a state for each row of the batch, metrics of integers."""
+        if self.replicas == 1:
+            return
+        for name, metric in self.metrics.items():
+            integers = [variable.path for variable in metric.variables if not raw(variable).dtype.is_floating]
+            if integers:
+                raise ValueError(
+                    f"The metric {name!r} keeps {integers} as {raw(metric.variables[0]).dtype.name}; with "
+                    f"{self.replicas} replicas a metric must keep real numbers, which can be divided among them. "
+                    "Give its variables the type float32."
+                )
+        names = [layer.name for layer in all_layers(self.model) if layer is not self.model and recurrent_states(layer)]
+        if names:
+            raise ValueError(
+                f"The layers {names} are stateful: they keep a state for each row of the batch, and here the rows are "
+                f"divided among {self.replicas} replicas. Use one device, or `stateful=False` and sequences that begin "
+                "anew (or pass the states in the batch)."
+            )
 
     def _refuse_changes(self):
         """A traced update does not see another optimizer or another limit: better an error than silence."""

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from trainer import batches, microstep
+from trainer import batches, merging, microstep, stages
 from trainer.datasets import as_dataset
 from trainer.state import raw, recurrent_states, traced
 
@@ -30,7 +30,7 @@ class Evaluation:
         owner.build(dataset.element_spec)
         iterator = iter(dataset)
         variables = [raw(variable) for variable in owner.forward_state.variables()]
-        kept = [tf.identity(variable) for variable in variables]
+        kept = owner.read_state()
         try:
             for metric in owner.metrics.values():
                 metric.reset_state()
@@ -100,15 +100,41 @@ class Evaluation:
 
     def _step(self, batch):
         owner = self._owner
-        terms, logged, examples, moved, values = microstep.forward_only(owner.hook("eval_step"), owner, batch)
-        row = [term.sum for term in terms.values()] + [term.divisor for term in terms.values()]
-        row = tf.stack([*row, *(value * examples for value in logged.values()), examples])
+        if owner.replicas == 1:
+            row, moved, values, _ = self._forward(batch)
+        else:
+            batches.check_divisible(batch, owner.replicas)
+            noted = []  # what moved: Python objects, which do not leave the replicas as results
+            row, values = owner.strategy.run(lambda part: self._replica(part, noted), args=(batch,))
+            first = lambda x: owner.strategy.experimental_local_results(x)[0]  # noqa: E731
+            row, values, moved = first(row), [first(value) for value in values], noted[0]
         if self._sums is None:
-            self.names, self._logged = list(terms), list(logged)
             self._sums = owner.make_variable(np.zeros(row.shape, np.float32), "eval_sums")
         self._sums.assign_add(row)
         for variable, value in zip(moved, values, strict=True):
             raw(variable).assign(value)
+
+    def _forward(self, batch):
+        """(sums of a batch, what it moved, the new values, number of examples)."""
+        owner = self._owner
+        terms, logged, examples, moved, values = microstep.forward_only(owner.hook("eval_step"), owner, batch)
+        row = [term.sum for term in terms.values()] + [term.divisor for term in terms.values()]
+        row = tf.stack([*row, *(value * examples for value in logged.values()), examples])
+        self.names, self._logged = list(terms), list(logged)
+        return row, moved, values, examples
+
+    def _replica(self, batch, noted):
+        """(sums over all replicas, new values of what moved): each replica evaluates its share of a batch."""
+        owner = self._owner
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        row, moved, values, examples = self._forward(batches.slice_for_replica(batch, replica, owner.replicas))
+        noted.append(moved)
+        before = [owner.read(variable) for variable in moved]
+        present = examples > 0
+        row = stages.all_reduce(tf.where(present, row, tf.zeros_like(row)))
+        values = [tf.where(present, new, old) for new, old in zip(values, before, strict=True)]
+        metrics = owner.forward_state.are_metrics(moved)
+        return row, merging.merge_replicas(before, values, metrics, examples, row[-1])
 
     def _results(self):
         owner, count = self._owner, len(self.names)
@@ -121,7 +147,7 @@ class Evaluation:
         for name, value in zip(self._logged, values[2 * count : -1], strict=True):
             results[name] = float(value / values[-1])
         for name, metric in owner.metrics.items():
-            results.update(metric_results(name, metric))
+            results.update(metric_results(owner, name, metric))
         return results
 
 
@@ -143,9 +169,12 @@ def static_sum(losses, weights):
     return float(sum(static.get(name, 1.0) * value for name, value in losses.items()))
 
 
-def metric_results(name, metric):
+def metric_results(trainer, name, metric):
     """{name: float} of a metric on the host; one with several results names each."""
-    result = metric.result()
+    if trainer.replicas == 1:
+        result = metric.result()
+    else:
+        result = metric.stateless_result([trainer.read(variable) for variable in metric.variables])
     if isinstance(result, dict):
         return {key: float(value) for key, value in result.items()}
     array = np.asarray(result)

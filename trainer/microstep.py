@@ -72,6 +72,7 @@ class MicroStep:
         # A persistent tape keeps more of a recurrent loop than one gradient needs: a fifth of an LSTM's time.
         self.persistent = per_loss
         self.names = self.logged = self.groups = self.ratios = self.moved = self.live = None
+        self.planned = False  # see `plan`
         self.featured = False  # the gradients are combined already, by one backward pass through shared features
         self.shared = None  # [bool] of the live variables: the combiner's coefficients are for these; None for all
 
@@ -90,7 +91,8 @@ class MicroStep:
             scale = 1.0 if loss_scale is None else loss_scale
             if loss_scale is not None:
                 targets = [target * loss_scale for target in targets]
-            extra = self._probe_targets(terms, targets, scale) if self._probing else ()
+            probed_examples, divisors = self._averages(terms, examples, replica) if self._probing else (None, None)
+            extra = self._probe_targets(terms, divisors, targets, scale) if self._probing else ()
         again = lambda: self._forward(batch, state_values, replica)[0]  # noqa: E731
         products = measured = report = ()
         self.featured = features is not None and self._cut and bool(features.shared)
@@ -103,8 +105,8 @@ class MicroStep:
         if self._probing:
             self.shapes, self.backward = dict(session.shapes), session.backward
             sources = [raw(variable) for variable in variables]
-            divisor = None if self.per_loss or len(targets) > 1 or self.fold else self._group_divisor(terms)
-            report = probed.measure(session, tape, sources, found, extra, examples, divisor, scale)
+            divisor = None if self.per_loss or len(targets) > 1 or self.fold else self._group_divisor(divisors)
+            report = probed.measure(session, tape, sources, found, extra, probed_examples, divisor, scale)
         return MicroResult(
             gradients,
             [term.sum for term in terms.values()],
@@ -119,18 +121,31 @@ class MicroStep:
             report,
         )
 
-    def _probe_targets(self, terms, targets, scale):
+    def _averages(self, terms, examples, replica):
+        """(examples, divisors of the losses) of this micro-batch; the averages of all replicas' shares of it.
+
+        Shares with different masks have different divisors, but an example's gradient is that of the whole loss. XLA
+        has no way to ask the other replicas: there, each share counts as a whole.
+        """
+        divisors = [term.divisor for term in terms.values()]
+        if replica is None or self._owner.jit_compile:
+            return examples, divisors
+        averages = [x / self._owner.replicas for x in stages.all_reduce([examples, *divisors])]
+        return averages[0], averages[1:]
+
+    def _probe_targets(self, terms, divisors, targets, scale):
         """(the mean over this micro-batch, if no target is that; each loss, if there are several), to differentiate."""
         ordered = list(terms.values())
         mean = None
         if len(targets) > 1 or self.per_loss:
             weights = self._weights.at(self._owner.step.value())
-            mean = scale * tf.add_n([w * safe_mean(term) for w, term in zip(weights, ordered, strict=True)])
+            means = [safe_mean(term._replace(divisor=d)) for term, d in zip(ordered, divisors, strict=True)]
+            mean = scale * tf.add_n([w * each for w, each in zip(weights, means, strict=True)])
         return mean, [scale * term.sum for term in ordered] if len(ordered) > 1 else []
 
-    def _group_divisor(self, terms):
+    def _group_divisor(self, divisors):
         first = self.groups[0][0]
-        return list(terms.values())[first].divisor / self.ratios[first]
+        return divisors[first] / self.ratios[first]
 
     def _need_persistent(self):
         if not self.persistent:
@@ -140,6 +155,7 @@ class MicroStep:
     def plan(self, batch):
         """Learns the names of the losses and makes the variables that go with them. Traced, outside replicas."""
         self._forward(batch, self._owner.read_state(), None)
+        self.planned = True
 
     def losses_only(self, batch, state_values):
         """([sums], [divisors]) of a micro-batch in training mode, with the state and the seeds given. Nothing moves."""
@@ -303,18 +319,15 @@ def _with_regularization(losses, model_losses):
     return {**losses, objective.REGULARIZATION: total}
 
 
-def _fold_replica(variables, values, replica):
+def _fold_replica(variables, values, replica, sign=1):
     if replica is None:
         return list(values)
-    offset = tf.stack([tf.cast(replica, tf.uint32) * tf.constant(_REPLICA_SEED, tf.uint32), tf.zeros([], tf.uint32)])
-    return [x + offset if is_seed(v) else x for v, x in zip(variables, values, strict=True)]
+    offset = sign * tf.stack([tf.cast(replica, tf.int64) * _REPLICA_SEED, tf.zeros([], tf.int64)])
+    return [x + tf.cast(offset, x.dtype) if is_seed(v) else x for v, x in zip(variables, values, strict=True)]
 
 
 def _unfold_replica(variables, values, replica):
-    if replica is None:
-        return list(values)
-    offset = tf.stack([tf.cast(replica, tf.uint32) * tf.constant(_REPLICA_SEED, tf.uint32), tf.zeros([], tf.uint32)])
-    return [x - offset if is_seed(v) else x for v, x in zip(variables, values, strict=True)]
+    return _fold_replica(variables, values, replica, sign=-1)
 
 
 def forward_only(hook, owner, batch, session=None):
@@ -330,7 +343,7 @@ def forward_only(hook, owner, batch, session=None):
         v for v in getattr(owner.model, "trainable_variables", ()) if getattr(v, "regularizer", None) is not None
     ]
     mapped = [*regularized, *owner.forward_state.variables()]
-    scope = ForwardScope(mapped, [tf.convert_to_tensor(raw(variable)) for variable in mapped])
+    scope = ForwardScope(mapped, [owner.read(variable) for variable in mapped])
     with scope, owner.collecting_logs() as logged:
         with contextlib.nullcontext() if session is None else session:
             losses = hook(batch)

@@ -26,7 +26,7 @@ def train_scalars(trainer, window, seconds):
             tf.convert_to_tensor(minimizer.optimizer.learning_rate)
         )
     for name, metric in trainer.metrics.items():
-        values.update(metric_results(name, metric))
+        values.update(metric_results(trainer, name, metric))
     if window.updates and seconds > 0:
         values["throughput/examples_per_second"] = window.examples / seconds
         values["throughput/data_wait"] = min(window.seconds_waited / seconds, 1.0)
@@ -77,5 +77,5 @@ def callback_logs(trainer, window):
         for name, value in {**part["loss"], **part["logged"]}.items():
             logs.setdefault(prefix + name, float(value))
     for name, metric in trainer.metrics.items():
-        logs.update(metric_results(name, metric))
+        logs.update(metric_results(trainer, name, metric))
     return logs

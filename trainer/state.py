@@ -84,6 +84,11 @@ class ForwardState:
     def metric_variables(self):
         return [variable for metric in self._metrics for variable in metric.variables]
 
+    def are_metrics(self, variables):
+        """[bool]: which of the variables belong to metrics."""
+        own = {id(variable) for variable in self.metric_variables()}
+        return [id(variable) in own for variable in variables]
+
     def add(self, variables):
         self._found += list(variables)
 
@@ -119,7 +124,7 @@ def recurrent_states(model):
 
 def is_seed(variable):
     """Whether a variable is the state of a `keras.random.SeedGenerator`."""
-    return variable.dtype == "uint32" and tuple(variable.shape) == (2,)
+    return variable.name == "seed_generator_state" and tuple(variable.shape) == (2,)
 
 
 def raw(variable):

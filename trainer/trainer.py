@@ -95,14 +95,17 @@ class Trainer(Examination, Engine):
         run_eagerly=False,
     ):
         self.model = arguments.check_model(model)
-        self.optimizer = arguments.check_optimizer(optimizer)
+        self.strategy = arguments.check_strategy(strategy)
+        with self.strategy.scope():  # an optimizer or a metric given by its name is made here
+            self.optimizer = arguments.check_optimizer(optimizer)
+            self.metrics = arguments.check_metrics(metrics)
+        arguments.check_scope(self.strategy, self.model, self.optimizer, self.metrics)
         self.losses = arguments.check_losses(losses)
         if not self.losses and not self.overrides("compute_losses") and not self.overrides("train_step"):
             raise ValueError(
                 "There are no losses: `losses` is empty and `compute_losses` is not overridden. Pass "
                 "losses={'name': loss}, or subclass `Trainer` and return named losses from `compute_losses`."
             )
-        self.metrics = arguments.check_metrics(metrics)
         self.accumulation_steps = arguments.check_integer(
             "accumulation_steps", accumulation_steps, 1, "Use 1 for no accumulation."
         )
@@ -111,7 +114,6 @@ class Trainer(Examination, Engine):
         self.probe_every = arguments.check_integer("probe_every", probe_every, 0, "Use 0 for no probing.")
         self.jit_compile = bool(jit_compile)
         self.steps_per_call = arguments.check_steps_per_call(steps_per_call)
-        self.strategy = arguments.check_strategy(strategy)
         self.run_eagerly = bool(run_eagerly)
         self.loss_weights = objective.LossWeights(loss_weights, self.make_variable)
         self.combiner = losses_package.WeightedSum() if combiner is None else combiner

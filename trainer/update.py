@@ -148,7 +148,8 @@ class Minimizer:
         """One update on a list of micro-batches, each split over the replicas. Traced or eager."""
         spec = lambda: tf.nest.map_structure(tf.type_spec_from_value, parts[0])  # noqa: E731
         if self.owner.replicas > 1:
-            if self.micro.names is None:
+            batches.check_divisible(parts[0], self.owner.replicas)
+            if not self.micro.planned:
                 self.micro.plan(parts[0])
             return self._finish(*self._combined(lambda: (self._distributed(parts), ()), spec))
         if not self.combiner.needs_losses_after:
@@ -160,13 +161,7 @@ class Minimizer:
         """The sums of all replicas' shares of the parts."""
         owner = self.owner
         result = owner.strategy.run(self._replica, args=(parts,))
-        result = tf.nest.map_structure(lambda x: owner.strategy.experimental_local_results(x)[0], result)
-        metric_ids = {id(variable) for variable in owner.forward_state.metric_variables()}
-        state = [
-            raw(variable).read_value() + value if id(variable) in metric_ids else value
-            for variable, value in zip(self.micro.moved, result.state, strict=True)
-        ]
-        return result._replace(state=state)
+        return tf.nest.map_structure(lambda x: owner.strategy.experimental_local_results(x)[0], result)
 
     def _combined(self, make, spec):
         """(the sums of an update, what the combiner makes of them).
@@ -228,6 +223,8 @@ class Minimizer:
         for part in parts:
             states.append(list(state))
             result = micro(part, state, owner.step.value(), owner.loss_scale.value(), replica)
+            if replica is not None:
+                result = merging.leave_out_empty(result, [state[index] for index in self._moved_indices()])
             totals = result if totals is None else merging.add(totals, result)
             for index, value in zip(self._moved_indices(), result.state, strict=True):
                 state[index] = value
@@ -238,17 +235,15 @@ class Minimizer:
         owner = self.owner
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group
-        before = dict(zip(map(id, owner.forward_state.variables()), owner.read_state(), strict=True))
+        before = owner.read_state()
         shares = [batches.slice_for_replica(part, replica, owner.replicas) for part in parts]
-        result = merging.replace_empty(self._sum_parts(shares, replica)[0], self.micro.moved, before)
-        result = merging.replace_additive(result, stages.all_reduce(merging.additive(result)))
+        own = self._sum_parts(shares, replica)[0]
+        result = merging.replace_additive(own, stages.all_reduce(merging.additive(own)))
         if result.report:
             result = result._replace(report=stages.all_reduce(result.report))
-        metric_ids = {id(variable) for variable in owner.forward_state.metric_variables()}
-        state = [
-            merging.merge_replicas(variable, before[id(variable)], after, id(variable) in metric_ids)
-            for variable, after in zip(self.micro.moved, result.state, strict=True)
-        ]
+        before = [before[index] for index in self._moved_indices()]
+        metrics = owner.forward_state.are_metrics(self.micro.moved)
+        state = merging.merge_replicas(before, own.state, metrics, own.examples, result.examples)
         return result._replace(state=state)
 
     def _moved_indices(self):
