@@ -5,10 +5,9 @@
 
 The corpus is the source of the Python standard library that this very program runs on: two million characters to train
 on, and other files to evaluate on. Each row of a batch goes on where it ended in the batch before, and so does the
-state; the gradient ends at the start of the window. `timestep/lstm_0/cut_off` in TensorBoard is what is lost there: the
-gradient that would have gone on to the window before. Compare it with the row of `timestep/lstm_0/state` in the Gradient
-Flow tab: at the end of training it was 0.048 against 0.072 at the window's first time step, so two thirds of what
-arrives there are cut off. `trainer.window_advice` tells how long a window would keep more.
+state; the gradient ends at the window's start. `timestep/lstm_0/cut_off` in TensorBoard is what is lost there, the
+gradient that would have gone on into the window before. At the end of training it was 0.048, two thirds of the 0.072
+that the Gradient Flow tab shows at the window's first time step. `trainer.window_advice` says which window keeps more.
 
 The experiment computes what there is to beat: a unigram and a 5-gram model of the same text (interpolated by Witten and
 Bell). Samples are in the run `shown`, under Text.
