@@ -59,6 +59,12 @@ def option(
         parse: called with a text value to check it; the config keeps the text.
         resume: "accept" if a run may be resumed with another value. By default that is refused, because most
             options change the model or the data. "ignore" for what is no property of the run at all.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Config(Checked):
+    ...     units: int = option(64, "size of the state", least=1)
+    >>> Config(units=8)
+    Config(units=8)
     """
     metadata = {
         "help": help,

@@ -11,7 +11,7 @@ def check_power(power):
 
 @loss_function(check=check_power)
 def activity(targets, outputs, *, power=2):
-    """The mean over the last axis of |output|^power: one value per example, or per time step.
+    """The mean over the last axis of `|output|^power`: one value per example, or per time step.
 
     >>> activity(power=1)(None, tf.constant([[1.0, -3.0]])).numpy().tolist()
     [2.0]

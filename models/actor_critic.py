@@ -12,6 +12,10 @@ class ActorCritic(keras.Model):
         actions: number of discrete actions.
         units: size of each hidden layer.
         shared: one set of hidden layers for both, or one each.
+
+    >>> outputs = ActorCritic(features=4, actions=2)(keras.ops.zeros((3, 4)))
+    >>> {name: tuple(value.shape) for name, value in outputs.items()}
+    {'policy': (3, 2), 'value': (3,)}
     """
 
     def __init__(self, features, actions, units=(64, 64), shared=False, **options):

@@ -14,6 +14,11 @@ class AdversarialPair(keras.Model):
         features: of an example.
         latent_size: of the generator's input.
         units: size of each hidden layer of both.
+
+    >>> pair = AdversarialPair(features=2, latent_size=16)
+    >>> examples = pair.generator(keras.ops.zeros((3, 16)))
+    >>> tuple(examples.shape), tuple(pair.discriminator(examples).shape)
+    ((3, 2), (3, 1))
     """
 
     def __init__(self, features=2, latent_size=16, units=(128, 128), **options):

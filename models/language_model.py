@@ -23,6 +23,10 @@ class LanguageModel(keras.Model):
         cell: "lstm", "gru" or "rnn".
         dropout: rate, on the outputs of every recurrent layer.
         batch_size: sequences per batch, fixed, for a state that is carried on; or None.
+
+    >>> model = LanguageModel(vocabulary_size=10, units=8)
+    >>> tuple(model(tf.zeros([2, 5], tf.int32)).shape)
+    (2, 5, 10)
     """
 
     def __init__(

@@ -1,6 +1,4 @@
-"""`LoopRNN`: any Keras cell on Looptape's own loop, whose cost is linear in time and which XLA compiles
-well.
-"""
+"""`LoopRNN`: any Keras cell on Looptape's own loop, whose cost is linear in time and which XLA compiles well."""
 
 import keras
 
@@ -16,7 +14,9 @@ class LoopRNN(keras.layers.RNN):
     equal. Masks, unknown batch sizes and lengths, `go_backwards`, `stateful`, `unroll`, nested states and XLA
     work as they do there. Every time step is probed like that of a Keras layer.
 
-        layer = LoopRNN(keras.layers.LSTMCell(64), return_sequences=True)
+    >>> layer = LoopRNN(keras.layers.LSTMCell(4), return_sequences=True)
+    >>> tuple(layer(keras.ops.zeros((2, 7, 3))).shape)
+    (2, 7, 4)
 
     Args:
         cell: a Keras cell, `keras.layers.StackedRNNCells`, or a list of cells to be stacked.

@@ -26,6 +26,10 @@ class MinimalGatedCell(keras.layers.Layer):
     Args:
         units: size of the state.
         gate_bias: the gate's bias at the start; the more negative, the longer the state is kept.
+
+    >>> layer = keras.layers.RNN(MinimalGatedCell(4))  # or LoopRNN(MinimalGatedCell(4))
+    >>> tuple(layer(keras.ops.zeros((2, 7, 3))).shape)
+    (2, 4)
     """
 
     def __init__(self, units, gate_bias=-1.0, **options):

@@ -13,6 +13,11 @@ class PhysicsInformedNetwork(keras.Model):
         units: size of each hidden layer.
         mean: of the points, a number or one per dimension.
         scale: standard deviation of the points, likewise.
+
+    >>> network = PhysicsInformedNetwork(dimensions=2)
+    >>> value, slope, curvature = network.derivatives(tf.zeros([5, 2]))
+    >>> tuple(value.shape), tuple(slope.shape), tuple(curvature.shape)
+    ((5, 1), (5, 2), (5, 2))
     """
 
     def __init__(self, dimensions=2, units=(50, 50, 50), mean=0.0, scale=1.0, **options):

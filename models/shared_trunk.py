@@ -14,6 +14,10 @@ class SharedTrunk(keras.Model):
         heads: {name: size of its output}.
         units: size of each hidden layer of the trunk.
         head_units: size of a hidden layer of each head, or 0 for none.
+
+    >>> outputs = SharedTrunk(features=3, heads={"label": 10, "price": 1})(keras.ops.zeros((2, 3)))
+    >>> {name: tuple(value.shape) for name, value in outputs.items()}
+    {'label': (2, 10), 'price': (2, 1)}
     """
 
     def __init__(self, features, heads, units=(64, 64), head_units=0, **options):

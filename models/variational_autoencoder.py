@@ -18,6 +18,10 @@ class VariationalAutoencoder(keras.Model):
         latent_size: dimensions of the code.
         units: size of each hidden layer of the encoder; the decoder mirrors it.
         seed: of the draws, or None.
+
+    >>> outputs = VariationalAutoencoder((8, 8, 1), latent_size=3)(tf.zeros([2, 8, 8, 1]))
+    >>> {name: tuple(value.shape) for name, value in outputs.items()}
+    {'reconstruction': (2, 8, 8, 1), 'latent': (2, 6)}
     """
 
     def __init__(self, input_shape, latent_size=8, units=(256, 128), seed=None, **options):

@@ -25,6 +25,9 @@ def norms(values, axes=None, *, label=None, colour=COLOURS[0]):
         axes: matplotlib axes.
         label: for the legend.
         colour: of the line.
+
+    >>> norms(np.exp(-np.arange(20.0)).reshape(1, 20)).get_xlabel()
+    'time step t'
     """
     axes = _axes(axes)
     if isinstance(values, dict):
@@ -49,6 +52,9 @@ def gains(values, axes=None, *, label=None, colour=COLOURS[0]):
     """The gain γ_t by t, with a line at 1: below it the gradient shrinks on its way back, above it grows.
 
     `values`: [time] or {name: [time]}.
+
+    >>> gains({'gru': np.full(20, 0.9)}).get_xlabel()
+    'time step t'
     """
     axes = _axes(axes)
     if not axes.lines:
@@ -71,6 +77,9 @@ def over_training(steps, rows, axes=None):
     Args:
         steps: [rows], the training steps, rising. Rows are placed by them, also where they are not evenly spaced.
         rows: [rows, time].
+
+    >>> over_training([0, 10, 20], np.ones([3, 20])).get_ylabel()
+    'training step'
     """
     steps, logs = np.asarray(steps, float), _log10(rows)
     if logs.ndim != 2 or len(steps) != len(logs) or len(steps) < 2:
@@ -88,6 +97,9 @@ def credit(matrix, axes=None):
     """The triangular map of M[s, t], log10: the loss at s (upwards) by the state at t. Zeros are left white.
 
     Time steps before the first and after the last loss are not shown.
+
+    >>> credit(np.tril(np.ones([9, 9]))).get_ylabel()
+    'loss at time step s'
     """
     logs = _log10(matrix)
     if logs.ndim != 2:
@@ -108,6 +120,9 @@ def shares(values, axes=None):
     """The share of each loss in the state gradient, {loss: [time]}, as stacked areas; they sum to 1.
 
     Negative shares (a loss that pulls against the others) are stacked below 0.
+
+    >>> shares({'error': np.full(20, 0.7), 'size': np.full(20, 0.3)}).get_xlabel()
+    'time step t'
     """
     if not isinstance(values, dict) or not values:
         raise ValueError(

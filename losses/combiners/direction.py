@@ -97,12 +97,12 @@ def mgda(matrix, present):
 class CAGrad(DirectionCombiner):
     """Conflict-averse gradient (Liu 2021): near the mean gradient, the direction best for the worst-off loss.
 
-    d = g0 + (c |g0| / |g_w|) g_w with g0 the mean of the gradients (not the sum). `rescale=None` leaves it
+    `d = g0 + (c |g0| / |g_w|) g_w` with g0 the mean of the gradients (not the sum). `rescale=None` leaves it
     so; "square" divides by 1 + c^2, the default of the authors' code; "linear" by 1 + c. c = 0 is the mean
     gradient.
 
     Args:
-        c: Radius of the neighbourhood relative to |g0|, in [0, 1) for the paper's guarantee.
+        c: Radius of the neighbourhood relative to `|g0|`, in [0, 1) for the paper's guarantee.
         rescale: None, "square" or "linear".
 
     >>> combiner = CAGrad()
@@ -131,7 +131,7 @@ class CAGrad(DirectionCombiner):
 
 
 def cagrad(matrix, c, present):
-    """Coefficients of g0 + (c |g0| / |g_w|) g_w; of g0 alone where g_w vanishes."""
+    """Coefficients of `g0 + (c |g0| / |g_w|) g_w`; of g0 alone where g_w vanishes."""
     norms, cosines, alive = directions(matrix, present)
     scaled = norms[:, None] * cosines * norms[None, :]
     mask = tf.cast(present, tf.float32)

@@ -47,7 +47,7 @@ class StatisticsCombiner(Combiner):
 class GradNorm(Learned, StatisticsCombiner):
     """GradNorm (Chen 2018): weighted gradient norms pulled together, larger for losses that train slowly.
 
-    The weights go down the gradient of sum |w_i n_i - mean(w n) r_i^alpha|, in closed form, by an Adam of
+    The weights go down the gradient of `sum |w_i n_i - mean(w n) r_i^alpha|`, in closed form, by an Adam of
     their own, and are scaled to sum to K again. n_i are the norms of the (statically weighted) gradients of
     the shared variables, r_i the losses relative to their first values, divided by the mean of that.
 

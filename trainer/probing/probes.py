@@ -20,8 +20,7 @@ BUCKETS = 32
 
 @tf.autograph.experimental.do_not_convert
 def probe(name, tensor, t, *, batched=True):
-    """Returns `tensor`; reports its gradient at time step t under layer `name` while a probed update is
-    traced.
+    """Returns `tensor`; reports its gradient at time step t under layer `name` while a probed update is traced.
 
     In any loop: `tf.while_loop`, AutoGraph, `tf.scan`, `keras.ops.scan`, plain Python. Without an active
     session it does nothing at all.
@@ -32,6 +31,12 @@ def probe(name, tensor, t, *, batched=True):
             first.
         batched: report the norm of each example as `state`; otherwise the norm of the whole tensor as
             `weight`.
+
+    >>> state = tf.ones([2, 3])
+    >>> for t in range(4):
+    ...     state = tf.tanh(probe("walk", state, t))
+    >>> tuple(state.shape)
+    (2, 3)
     """
     session = active.session()
     if session is None:
