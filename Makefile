@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-all lint benchmarks clean
+.PHONY: demo test test-all lint docs benchmarks experiments clean
 
 .venv/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -17,6 +17,7 @@ demo: .venv/installed
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -24,8 +25,19 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "long or not long"
 
+.venv/docs-installed: .venv/installed
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	touch $@
+
+docs: .venv/docs-installed
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/site
+	@echo "open build/site/README.html"
+
 benchmarks: .venv/installed
 	$(BIN)/python -m benchmarks
+
+experiments: .venv/installed
+	$(BIN)/python -m experiments.reproduce
 
 clean:
 	rm -rf .venv build runs *.egg-info .pytest_cache .ruff_cache

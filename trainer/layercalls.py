@@ -7,7 +7,7 @@ import keras
 
 class _Call(NamedTuple):
     layer: Any
-    index: int  # among the calls of this layer by the layer around it
+    number: int  # among the calls of this layer by the layer around it
     time_steps: int | None  # of its input, if that has time
     counts: dict  # {id of a layer: calls of it in here}
 
@@ -48,7 +48,7 @@ class LayerCalls:
         for outer, inner in zip(self._stack[-2::-1], self._stack[:0:-1], strict=True):
             if inner.layer is not getattr(outer.layer, "cell", None):
                 continue
-            index = inner.index
+            index = inner.number
             if isinstance(outer.layer, keras.layers.RNN) and not outer.layer.unroll:
                 index = max(index - 1, 0)  # Keras calls the cell once before its loop, to learn its output's shape
             backwards = getattr(outer.layer, "go_backwards", False) and outer.time_steps is not None

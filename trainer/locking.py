@@ -10,10 +10,10 @@ import warnings
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 FILE = "lock"
-_held = {}  # {real path: identity of the thread that holds it}
+_held: dict = {}  # {real path: identity of the thread that holds it}
 
 
 @contextlib.contextmanager

@@ -50,6 +50,10 @@ class Combiner:
     minimum_losses = 1
     needs_losses_after = False
     requires_positive = False  # logarithms are taken: losses that are not above zero are refused
+    # Made by `build`.
+    weights: tf.Variable
+    updates: tf.Variable
+    frozen: tf.Variable
 
     def __init__(self, *, update_every=1, warmup_steps=0, moving_average=0.0, clip=None, normalize=False):
         require(update_every >= 1, f"`update_every` is {update_every}", "at least 1", "Use 1 for each update.")

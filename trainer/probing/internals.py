@@ -15,7 +15,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_util
 
 _LOCK = threading.Lock()
-_REPLACED = {}  # id(layer) -> number of sessions, over all threads, that want its loop replaced
+_REPLACED: dict = {}  # id(layer) -> number of sessions, over all threads, that want its loop replaced
 
 # Layers whose `inner_loop` is known to be the loop over the cell and nothing else.
 KNOWN_LOOPS = {cls.inner_loop for cls in (keras.layers.RNN, keras.layers.LSTM, keras.layers.GRU)}

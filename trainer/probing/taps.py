@@ -16,7 +16,7 @@ from trainer.probing import internals
 _SMALL = 4_096
 # Squares below this are not trusted in float32: the smallest normal number is 1.2e-38.
 _TINY = 1e-30
-_ZERO = []
+_ZERO: list = []
 
 
 @tf.custom_gradient
