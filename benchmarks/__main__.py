@@ -1,16 +1,77 @@
-"""Runs every benchmark, one after another.
+"""Runs every benchmark, one after another, and puts their tables into benchmarks/README.md.
 
-python -m benchmarks
+python -m benchmarks [name …]
+
+Each runs in a process of its own. The n-th table that one prints replaces what stands in the README between
+`<!-- name n -->` and `<!-- end -->`; the text around it is written by hand. One that needs what is not installed
+(Lightning, Chromium) says so, and its table stays.
 """
 
-from benchmarks import accumulation, combiners, overhead, probe_every
+import datetime
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+from benchmarks import measure
+
+PAGE = pathlib.Path(__file__).with_name("README.md")
+NAMES = (
+    "overhead",
+    "peers",
+    "accumulation",
+    "probing",
+    "linear",
+    "probe_every",
+    "jacobian",
+    "combiners",
+    "distribution",
+    "dashboard",
+    "faults.cost",
+)
 
 
-def main():
-    for benchmark in (overhead, accumulation, combiners, probe_every):
-        print(f"\n## {benchmark.__name__}\n")
-        benchmark.main()
+def tables(text):
+    """The Markdown tables in a text.
+
+    >>> tables("a\\n| x |\\n|---|\\n| 1 |\\nb")
+    ['| x |\\n|---|\\n| 1 |']
+    """
+    return ["\n".join(lines.strip().split("\n")) for lines in re.findall(r"(?:^\|.*\n?)+", text, re.M)]
+
+
+def replaced(page, name, number, table):
+    """The page with a table put between its marks; an error if the page has no place for it."""
+    pattern = re.compile(rf"(<!-- {re.escape(name)} {number} -->\n).*?(<!-- end -->)", re.S)
+    if not pattern.search(page):
+        raise ValueError(f"{PAGE.name} has no place `<!-- {name} {number} -->` … `<!-- end -->`. Add one.")
+    return pattern.sub(lambda match: f"{match[1]}{table}\n{match[2]}", page)
+
+
+def measured(name):
+    """The tables that a benchmark printed."""
+    print(f"\n## {name}\n", flush=True)
+    start = time.perf_counter()
+    run = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], stdout=subprocess.PIPE, text=True, check=False)
+    print(run.stdout)
+    print(f"({time.perf_counter() - start:.0f} s)", flush=True)
+    if run.returncode:
+        raise SystemExit(f"benchmarks.{name} ended with {run.returncode}.")
+    return tables(run.stdout)
+
+
+def main(names):
+    start = time.perf_counter()
+    for name in names or NAMES:
+        found = measured(name)
+        page = PAGE.read_text()
+        for number, table in enumerate(found, 1):
+            page = replaced(page, name, number, table)
+        today = f"{datetime.date.today().isoformat()}, {measure.machine()}"
+        PAGE.write_text(replaced(page, "machine", 1, today) if not names else page)
+    print(f"\nAll in {(time.perf_counter() - start) / 60:.1f} minutes; the tables are in {PAGE.name}.")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
