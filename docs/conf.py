@@ -26,6 +26,8 @@ napoleon_use_rtype = False
 html_theme = "furo"
 html_title = "Looptape"
 html_show_sphinx = False
+html_static_path = ["site"]
+html_css_files = ["wide.css"]
 
 # The README has no table of contents in Sphinx's own syntax, which a forge would print as it is.
 CONTENTS = {

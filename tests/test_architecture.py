@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from docs import make_map
+
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("losses", "trainer", "models", "experiments", "dashboard", "benchmarks", "tests")
 ALLOWED = {
@@ -41,3 +43,16 @@ def test_the_dashboard_imports_neither_tensorflow_nor_keras():
     """An import error in a plugin stops TensorBoard from starting, and TensorBoard runs without TensorFlow."""
     for path in (ROOT / "dashboard").rglob("*.py"):
         assert not {"tensorflow", "keras"} & {module.split(".")[0] for module in imports(path)}, path
+
+
+def test_the_map_in_the_guide_is_that_of_the_imports():
+    """Within the trainer, too, imports point one way: `layers` finds an order."""
+    text = make_map.GUIDE.read_text()
+    assert make_map.updated(text) == text, "run `python -m docs.make_map`"
+    assert text.count("| `trainer.") == len(make_map.modules("trainer")) - 1  # the package itself is not listed
+
+
+def test_the_map_knows_every_package():
+    assert {name: edges <= ALLOWED[name] for name, edges in make_map.package_edges().items()} == dict.fromkeys(
+        ALLOWED, True
+    )
