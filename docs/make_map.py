@@ -97,13 +97,12 @@ def draw(path):
     for package, targets in package_edges().items():
         for target in targets:
             (x, y), (u, v) = places[package], places[target]
-            bend = 0.0 if abs(y - v) == 1 else (0.35 if u <= x else -0.35)
-            style = {"arrowstyle": "-|>", "color": "0.45", "shrinkA": 22, "shrinkB": 22}
+            bend = 0.0 if abs(y - v) == 1 else (0.3 if u < x else -0.9)
+            style = {"arrowstyle": "-|>", "color": "0.45", "shrinkA": 30, "shrinkB": 30 if u == x else 48}
             axes.annotate("", (u, v), (x, y), arrowprops={**style, "connectionstyle": f"arc3,rad={bend}"})
     for package, (x, y) in places.items():
-        count = len(modules(package))
         box = {"boxstyle": "round,pad=0.5", "facecolor": "#eaf2f8", "edgecolor": "#0072B2"}
-        axes.text(x, y, f"{package}\n{count} modules", ha="center", va="center", bbox=box)
+        axes.text(x, y, package, ha="center", va="center", bbox=box)
     axes.set_xlim(-0.6, 2.6)
     axes.set_ylim(-0.4, 3.4)
     axes.axis("off")
