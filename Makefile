@@ -18,6 +18,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell *.md */*.md trainer losses models experiments
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
