@@ -1,0 +1,92 @@
+"""Copy memory: repeat ten symbols after a hundred time steps of nothing.
+
+    python -m experiments.copy_memory --workdir=runs/copy/orthogonal
+    python -m experiments.copy_memory --workdir=runs/copy/rnn --cell=rnn
+
+Ten of eight symbols, blanks, a sign to begin, ten more blanks during which the symbols are to be answered; before that
+a blank is the right answer. Who knows when to answer but not what has a cross-entropy of 10 ln 8 / (delay + 20) = 0.173.
+
+Expect a `cross_entropy` below 0.01 in about a minute and a half on two CPU cores: the orthogonal RNN reached ORTHO with
+seeds 0 to 2. With seed 0 the plain `rnn` stayed at 0.1745, the GRU came to 0.1517 and the LSTM to LSTM.
+
+The Gradient Flow tab shows why (`tensorboard --logdir runs/copy`). At step 1,000 the plain RNN's state has a gradient
+of 1.1e-2 at time step 110, the first answer, and of 1.0e-6 at time step 9, the last symbol: nothing tells the weights
+what to keep. Its horizon shrank from 120 time steps at step 50 to 22. The orthogonal cell's rows are level, 1.8e-3 and
+1.9e-3 at these two places, with a median gain of 1.000. The GRU has a median gain of 0.96 at step 50 and of 1.00 from
+step 150 on: the gradient arrives, and it begins to learn after 600 updates.
+"""
+
+import dataclasses
+import math
+
+import keras
+import tensorflow as tf
+
+from experiments import launch
+from losses import sparse_categorical_cross_entropy
+from models import LoopRNN, OrthogonalRNNCell
+from trainer import Trainer
+
+SYMBOLS, REMEMBERED = 8, 10
+BLANK, GO = 0, SYMBOLS + 1  # the symbols are 1 to 8
+
+CELLS = {
+    "orthogonal": lambda units: OrthogonalRNNCell(units, reflections=max(units // 2, 1), start="random"),
+    "gru": keras.layers.GRUCell,
+    "lstm": keras.layers.LSTMCell,
+    "rnn": keras.layers.SimpleRNNCell,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(launch.Config):
+    steps: int = 1000
+    batch_size: int = 32
+    learning_rate: float = 3e-3
+    clip_norm: float | None = 1.0
+    jit_compile: bool = True
+    log_every: int = 20
+    eval_every: int | None = 100
+    checkpoint_every: int | None = 200
+    probe_every: int = 50
+
+    delay: int = launch.option(100, "time steps between the symbols and the place to repeat them", least=1)
+    cell: str = launch.option("orthogonal", "the recurrent cell", choices=CELLS)
+    units: int = launch.option(128, "size of the cell's state", least=1)
+    eval_examples: int = launch.option(1000, "held-out sequences", least=1, resume="accept")
+
+
+def sequences(size, delay, seed):
+    """(one-hot tokens [size, delay + 20, 10], targets [size, delay + 20]) from a seed of two integers."""
+    symbols = tf.random.stateless_uniform([size, REMEMBERED], seed, 1, SYMBOLS + 1, tf.int32)
+    blanks = tf.fill([size, delay - 1], BLANK)
+    tokens = tf.concat([symbols, blanks, tf.fill([size, 1], GO), tf.fill([size, REMEMBERED], BLANK)], axis=1)
+    targets = tf.concat([tf.fill([size, delay + REMEMBERED], BLANK), symbols], axis=1)
+    return tf.one_hot(tokens, GO + 1), targets
+
+
+def data(config):
+    """(endless batches, held-out batches)."""
+    train = tf.data.Dataset.counter().map(lambda i: sequences(config.batch_size, config.delay, [config.seed, i]))
+    held_out = sequences(config.eval_examples, config.delay, [config.seed, -1])
+    return train.prefetch(2), tf.data.Dataset.from_tensor_slices(held_out).batch(250)
+
+
+def build(config):
+    tokens = keras.Input((config.delay + 2 * REMEMBERED, GO + 1))
+    states = LoopRNN(CELLS[config.cell](config.units), return_sequences=True, name=config.cell)(tokens)
+    model = keras.Model(tokens, keras.layers.Dense(SYMBOLS + 1, name="logits")(states))
+    trainer = Trainer(
+        model,
+        launch.optimizer(config),
+        {"cross_entropy": sparse_categorical_cross_entropy},
+        **launch.trainer_options(config),
+    )
+    dataset, held_out = data(config)
+    baseline = REMEMBERED * math.log(SYMBOLS) / (config.delay + 2 * REMEMBERED)
+    goal = launch.Goal("cross_entropy", below=0.01, baseline=baseline, baseline_name="guessing the symbols")
+    return launch.Experiment(trainer, dataset, held_out, goals=(goal,))
+
+
+if __name__ == "__main__":
+    launch.main(Config, build)
