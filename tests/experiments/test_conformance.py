@@ -96,6 +96,8 @@ def test_two_steps_a_crash_and_a_restart_equal_four_steps(name, tmp_path):
     options |= {"jit_compile": False, "limit_eval_batches": 1, **TINY.get(name, {})}
     if name == "sequential_mnist":
         options["data_path"] = images(tmp_path / "images.npz")
+    if name == "char_lm":
+        options["corpus"] = __file__
 
     def config(run):
         return module.Config(workdir=str(tmp_path / run), **options)
