@@ -8,6 +8,8 @@ from pathlib import Path
 import keras
 import pytest
 
+from tests.test_readme import run_as_printed
+
 ROOT = Path(__file__).resolve().parent.parent
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 TEXTS = [*GUIDES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"))]
@@ -31,6 +33,20 @@ trainer = Trainer(model, optimizer, {{"error": losses.squared_error, "size": los
 steps, rows_over_training = np.arange(5), np.random.default_rng(0).uniform(1, 2, (5, 8))
 """
 LAYER = {"timestep-gradients.md": "lstm", "losses.md": "lstm", "is-my-rnn-forgetting.md": "loop"}
+# What must be the first that a process does with TensorFlow runs in a process of its own.
+ALONE = {
+    "scale-out.md": """
+import keras
+import tensorflow as tf
+from trainer import Trainer
+
+def make_model():
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+def data():  # made when it is needed, after the strategy
+    return tf.data.Dataset.from_tensors((tf.ones([4, 2]), tf.ones([4, 1]))).repeat()
+"""
+}
 # Elsewhere: an experiment, run by tests/experiments/test_new_experiment.py.
 NOT_RUN_HERE = {"own-experiment.md"}
 
@@ -46,6 +62,11 @@ def test_the_code_runs(path, tmp_path, monkeypatch):
         pytest.skip("run by another test")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
+    if path.name in ALONE:
+        program = ALONE[path.name] + "\n".join(shortened(block) for block in blocks(path, "python"))
+        program = program.replace("fit(data,", "fit(data(),").replace('"/shared/', f'"{tmp_path}/')
+        run_as_printed(program, tmp_path)
+        return
     keras.utils.set_random_seed(0)
     space = {"__name__": f"guide_{path.stem}"}
     if path.name in LAYER:
