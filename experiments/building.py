@@ -11,12 +11,18 @@ import losses
 OPTIMIZERS = ("adam", "adamw", "nadam", "lion", "rmsprop", "adagrad", "sgd", "momentum")
 SCHEDULES = ("constant", "cosine", "exponential")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+MULTI_WORKER = "multi_worker"
 _COSINE_END = 0.01  # of the peak
 _DECAY, _DECAY_STEPS = 0.9, 1000
 
 
 def optimizer(config):
-    """A new optimizer as the flags say."""
+    """A new optimizer as the flags say.
+
+    >>> from experiments import launch
+    >>> type(optimizer(launch.Config(optimizer="sgd", learning_rate=0.5))).__name__
+    'SGD'
+    """
     classes = {
         "adam": keras.optimizers.Adam,
         "adamw": keras.optimizers.AdamW,
@@ -74,7 +80,9 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 def trainer_options(config, loss_weights=None):
     """The trainer's keyword arguments that the common flags decide.
 
-        Trainer(model, launch.optimizer(config), losses, **launch.trainer_options(config))
+    >>> from experiments import launch
+    >>> trainer_options(launch.Config(accumulation_steps=4))["accumulation_steps"]
+    4
 
     Args:
         config: the experiment's config.
@@ -130,17 +138,19 @@ def make_combiner(name, arguments):
 
 
 def replica_count(text):
-    """None, "all", or the number of devices that `--strategy` asks for."""
+    """None, "all", or the number of devices of one process that `--strategy` asks for."""
     kind, colon, count = text.partition(":")
-    if text == "none":
+    if text in ("none", MULTI_WORKER):
         return None
     if kind != "mirrored" or (colon and not (count.isdigit() and int(count) >= 1)):
-        raise ValueError("it must be none, mirrored, or mirrored:N with N at least 1. Use e.g. mirrored:2.")
+        raise ValueError(
+            "it must be none, mirrored, or mirrored:N with N at least 1, or multi_worker. Use e.g. mirrored:2."
+        )
     return int(count) if colon else "all"
 
 
 def make_strategy(config):
-    """The `tf.distribute` strategy of `--strategy`. Called once, before TensorFlow uses any device."""
+    """The `tf.distribute` strategy of `--strategy` within one process. Before TensorFlow uses any device."""
     count = replica_count(config.strategy)
     if count is None:
         return tf.distribute.get_strategy()

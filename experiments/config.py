@@ -8,7 +8,12 @@ from experiments.options import Checked, option
 
 @dataclasses.dataclass(frozen=True)
 class Config(Checked):
-    """The common options. A subclass adds its own and gives other defaults, e.g. `steps: int = 500`."""
+    """The common options. A subclass adds its own and gives other defaults, e.g. `steps: int = 500`.
+
+    >>> Config(steps=10, optimizer="adamx")
+    Traceback (most recent call last):
+    ValueError: …
+    """
 
     workdir: str | None = option(
         None, "directory of checkpoints, TensorBoard runs and results; resumed if it exists", resume="ignore"
@@ -46,7 +51,7 @@ class Config(Checked):
     jit_compile: bool = option(False, "compile the update by XLA", resume="accept")
     strategy: str = option(
         "none",
-        "none, mirrored (all GPUs), or mirrored:N (N GPUs, or N logical CPU devices)",
+        "none, mirrored (all GPUs), mirrored:N (N GPUs, or N logical CPU devices), or multi_worker (TF_CONFIG)",
         parse=building.replica_count,
         resume="accept",
     )

@@ -1,6 +1,6 @@
 """Launches an experiment: flags → `build(config)` → `Trainer.fit` → a table of what was reached.
 
-An experiment is one file:
+An experiment is one file::
 
     @dataclasses.dataclass(frozen=True)
     class Config(launch.Config):
@@ -24,13 +24,13 @@ import tempfile
 import tensorflow as tf
 from absl import logging
 
-from experiments import building, closing, command_line, profiling, starting, verifying
+from experiments import building, closing, command_line, joining, profiling, starting, verifying
 from experiments.building import optimizer, trainer_options
 from experiments.closing import Goal
 from experiments.config import Config
 from experiments.options import option
 from experiments.workdirs import Refused, Workdir, checkpointed_step
-from trainer import Trainer
+from trainer import Trainer, workers
 
 __all__ = ["Config", "Experiment", "Goal", "main", "option", "optimizer", "run", "trainer_options"]
 
@@ -45,6 +45,15 @@ class Experiment:
         eval_dataset: held-out batches, or None.
         goals: what the docstring expects, compared with what was reached in the closing table.
         callbacks: Keras callbacks.
+
+    >>> import keras
+    >>> def build(config):
+    ...     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    ...     trainer = Trainer(model, optimizer(config), {"error": "mse"}, **trainer_options(config))
+    ...     data = tf.data.Dataset.from_tensors((tf.ones([8, 1]), tf.ones([8, 1]))).repeat()
+    ...     return Experiment(trainer, data, data.take(1), goals=(Goal("error", below=0.1),))
+    >>> build(Config(steps=2)).goals[0].name
+    'error'
     """
 
     trainer: Trainer
@@ -71,21 +80,32 @@ def run(config, build, *, name="experiment", doc="", show=True):
         name: of the experiment, for the workdir and the table.
         doc: the experiment's docstring; the paragraph that begins with "Expect" is quoted in the table.
         show: print the progress and the closing table.
+
+    >>> from experiments import adding_problem
+    >>> config = adding_problem.Config(steps=1, length=4, eval_examples=10, jit_compile=False, probe_every=0)
+    >>> sorted(run(config, adding_problem.build, show=False))
+    ['error', 'loss']
     """
     with contextlib.ExitStack() as stack:
         if config.fast_dev_run:
             config = _shortened(config, stack.enter_context(tempfile.TemporaryDirectory()))
+        joined = joining.join() if config.strategy == building.MULTI_WORKER else None
         building.prepare_process(config)
+        strategy = joined or building.make_strategy(config)
+        together = workers.of(strategy)
+        joining.check_flags(together, config)
+        show = show and together.is_chief
         workdir = Workdir(config, name) if config.workdir else None
-        with building.make_strategy(config).scope():
+        with strategy.scope():
             experiment = limited(_checked(build(config)), config)
         if config.init_from and not (workdir and workdir.resuming):
             taken = starting.warm_start(experiment, config.init_from)
             if show:
                 print(taken, file=sys.stderr)
-        with workdir.session(experiment.eval_dataset is not None) if workdir else contextlib.nullcontext():
+        writes = workdir is not None and together.is_chief
+        with workdir.session(experiment.eval_dataset is not None) if writes else contextlib.nullcontext():
             outcome = _fit(config, experiment, workdir.changed if workdir else {}, show)
-        if workdir:
+        if writes:
             workdir.write_results(outcome)
     if show:
         print(closing.table(config, name, doc, experiment.goals, outcome), flush=True)
@@ -107,11 +127,11 @@ def _main(config, build, name, doc, module):
     if config.verify_resume:
         sys.exit(verifying.verify(config, module))
     # Lines of TensorFlow's that tell a user nothing: about each save, each strategy and each collective.
-    chatty = ("functional_saver.py", "mirrored_strategy.py", "cross_device_ops.py")
+    chatty = ("functional_saver.py", "mirrored_strategy.py", "cross_device_ops.py", "collective_all_reduce_strategy.py")
     for handler in (logging.get_absl_handler(), *tf.get_logger().handlers):
         handler.addFilter(lambda record: record.filename not in chatty or record.levelname != "INFO")
     try:
-        run(config, build, name=name, doc=doc)
+        _run(config, build, name, doc)
     except Refused as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
@@ -122,6 +142,17 @@ def _main(config, build, name, doc, module):
         )
         print(f"\n{name}: interrupted. {again}.", file=sys.stderr)
         sys.exit(130)
+
+
+def _run(config, build, name, doc):
+    if config.strategy != building.MULTI_WORKER:
+        run(config, build, name=name, doc=doc)
+        return
+    try:
+        run(config, build, name=name, doc=doc)
+        joining.leave()
+    except BaseException as error:
+        joining.leave(error, name)
 
 
 def _fit(config, experiment, changed, show):

@@ -8,6 +8,8 @@ import tempfile
 # What TensorFlow 2.21 says on a machine without a GPU, past TF_CPP_MIN_LOG_LEVEL.
 _HARMLESS = re.compile(r"cudart_stub\.cc|cuda_platform\.cc|cuda_executor\.cc|absl::InitializeLog|cuInit|TF-TRT")
 
+_WITHOUT = ("experiments.sweep", "experiments.cluster", "experiments.ray_cluster")  # they start other programs
+
 
 def launched(arguments):
     """Whether the interpreter was started as `python -m experiments.<name>`.
@@ -18,7 +20,7 @@ def launched(arguments):
     if "-m" not in arguments:
         return False
     module = arguments[arguments.index("-m") + 1 :][:1]
-    return bool(module) and module[0].startswith("experiments.") and module[0] != "experiments.sweep"
+    return bool(module) and module[0].startswith("experiments.") and module[0] not in _WITHOUT
 
 
 def import_tensorflow():

@@ -24,6 +24,8 @@ def examine(trainer, source, parts, workdir=None):
     """What is wrong with an update, in a few lines. With `workdir` batch, state and report are kept there."""
     step = trainer.host_step - 1
     kept = None if workdir is None else os.path.join(workdir, f"nonfinite-{step:010d}")
+    if kept is not None and not trainer.workers.is_chief:
+        kept = None
     if kept is not None:
         _keep(trainer, source, parts, kept, step)
     try:
@@ -50,6 +52,7 @@ def _keep(trainer, source, parts, directory, step):
         if isinstance(leaf, tf.Tensor)
     }
     state = {name: item for name, item in persistence.tracked_state(trainer, source).items() if name != "iterator"}
+    trainer.whole_copies.take()
     checkpoints.Store(directory).save(step, state, {"position": source.position}, arrays, urgent=True)
 
 

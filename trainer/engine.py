@@ -19,7 +19,7 @@ _TRACED = ("optimizer", "losses", "accumulation_steps", "clip_norm", "ema_decay"
 class Engine:
     """The machinery of a trainer. `Trainer` has the constructor, the hooks and what people call."""
 
-    base = None  # the class whose methods are the hooks' defaults
+    base: type | None = None  # the class whose methods are the hooks' defaults
     _traced = None  # {setting: value} that the update was traced with
 
     @property
@@ -61,7 +61,8 @@ class Engine:
         variable = raw(variable)
         if self.replicas == 1 or variable.synchronization != tf.VariableSynchronization.ON_READ:
             return tf.convert_to_tensor(variable)
-        if tf.distribute.in_cross_replica_context():
+        # Outside every scope TensorFlow speaks of a replica, too: that of no strategy.
+        if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
             variable = self.strategy.experimental_local_results(variable)[0]
         value = tf.convert_to_tensor(variable)
         return value * self.replicas if variable.aggregation == tf.VariableAggregation.SUM else value

@@ -63,7 +63,7 @@ class Evaluation:
         while steps is None or done < steps:
             rate, started = self._batches_per_second, time.monotonic()
             count = _FIRST_BATCHES if rate is None else max(int(rate * _SECONDS_PER_CALL), 1)
-            count = count if steps is None else min(count, steps - done)
+            count = self._owner.workers.chiefs(count if steps is None else min(count, steps - done))
             if self._owner.run_eagerly:
                 made = self._eager(iterator, count)
             else:

@@ -17,6 +17,7 @@ from trainer.session import Session, check_workdir
 from trainer.skips import NonFiniteUpdates
 from trainer.sources import Source, check_totals
 from trainer.totals import Totals
+from trainer.workers import LOST
 
 # The longest call: signals, the bar and the clock are served between calls.
 _SECONDS_PER_CALL = 0.5
@@ -62,7 +63,7 @@ class Fitting:
         keep = arguments.check_integer("keep_checkpoints", keep_checkpoints, 1, "The newest one is always kept.")
         self._best = rescue.Best(keep_best, eval_dataset is not None)
         self._workdir = None if workdir is None else check_workdir(workdir)
-        self._show = progress
+        self._show = progress and trainer.workers.is_chief
         self._given_callbacks = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else callbacks
         self._source = trainer.sources.get(id(dataset))
         if self._source is None:
@@ -81,14 +82,25 @@ class Fitting:
         self._last_logged = self._last_evaluated = None
         self._chores = []  # what is still to be done after the latest update, by name
         self._epoch_open = self._complete = False
+        self._agreed = None  # (updates of the next call, whether a checkpoint is due by the clock), with other workers
 
     def run(self):
         """Trains. A signal that comes meanwhile ends the process, after a checkpoint."""
         rescue.prepare(self._trainer, self._source)
-        watch = signals.Watch(self._workdir is not None)
+        # Several workers make TensorFlow take SIGTERM for itself and ignore it.
+        watch = signals.Watch(self._workdir is not None or self._trainer.workers.count > 1)
+        workers = self._trainer.workers
         try:
             with watch:
                 return self._run(watch)
+        except LOST as error:
+            if workers.count == 1:
+                raise
+            raise workers.lost(error, self._trainer.host_step, self._files.last_saved) from error
+        except Exception as error:
+            if workers.count > 1:
+                error.add_note(f"This was {workers.name}, after step {self._trainer.host_step:,}.")
+            raise
         finally:
             self._files.close()
             if watch.received is not None:
@@ -96,13 +108,23 @@ class Fitting:
 
     def _run(self, watch):
         trainer, source = self._trainer, self._source
+        trainer.workers.check_same(
+            **{
+                name: getattr(trainer, name) for name in ("accumulation_steps", "clip_norm", "ema_decay", "probe_every")
+            },
+            shape_of_the_batches=source.dataset.element_spec,
+            steps_or_epochs=self._totals.asked,
+            intervals=self._intervals(),
+        )
         trainer.prepare(source.iterator)
         trainer.given_learning_rates = persistence.learning_rates(trainer)
         resumed = self._files.open()
         if self._totals.nothing_left(resumed):
             return self._totals.nothing_to_do()
         self._totals.check_length()
-        if self._workdir is not None:
+        if trainer.workers.count > 1:
+            trainer.workers.check_same(data=source.peek())
+        if self._files.train is not None:
             layout.write_once(self._files.train, os.path.join(self._workdir, "train"), trainer)
         self._callbacks = CallbackBridge(self._given_callbacks, trainer, self._steps, self._epochs)
         self._timesteps = trainer.timesteps
@@ -123,14 +145,17 @@ class Fitting:
             self._begin_epoch()
         try:
             self._do_chores(watch)
-            while not self._totals.reached() and not self._callbacks.stopped and watch.received is None:
+            while not self._totals.reached() and self._go_on(watch):
                 self._advance(watch)
-            watch.check()
+            self._check(watch)
             self._finish(watch)
+            trainer.workers.meet()
         except signals.Stopped:
             # Also where nothing is left but an evaluation: it is made when the run is started again.
             self._save(urgent=True)
-            self._progress.message(f"{watch.received.name}: stopped at step {trainer.host_step:,}, checkpoint written")
+            written = ", checkpoint written" if self._workdir is not None else ""
+            self._progress.message(f"{watch.received.name}: stopped at step {trainer.host_step:,}{written}")
+            trainer.workers.meet()
         return self._callbacks.history
 
     def _resume(self, host):
@@ -162,10 +187,26 @@ class Fitting:
 
     # ---- The loop.
 
+    def _go_on(self, watch):
+        """Whether to make another call. Several workers decide together what depends on clocks and signals."""
+        workers = self._trainer.workers
+        if workers.count > 1:
+            workers.beat(self._trainer.host_step)
+            rows = workers.share([watch.number, self._callbacks.stopped, self._updates_to_run(), self._time_to_save()])
+            watch.note(rows[:, 0].max())
+            self._trainer.model.stop_training = bool(rows[:, 1].any())
+            self._agreed = int(rows[0, 2]), bool(rows[0, 3])
+        return not self._callbacks.stopped and watch.received is None
+
+    def _check(self, watch):
+        """Raises `Stopped` if a signal came, to any of the workers."""
+        watch.note(self._trainer.workers.largest(watch.number))
+        watch.check()
+
     def _advance(self, watch):
         """Runs to the next step at which something is due, and does it."""
         trainer, source = self._trainer, self._source
-        begin, count = trainer.host_step, self._updates_to_run()
+        begin, count = trainer.host_step, self._agreed[0] if self._agreed else self._updates_to_run()
         self._callbacks.batch_begin(begin)
         try:
             ended, reports = self._update(count)
@@ -320,7 +361,7 @@ class Fitting:
         trainer, step = self._trainer, self._trainer.host_step
         if self._last_evaluated == step:
             return
-        trainer.evaluation.between_calls = watch.check
+        trainer.evaluation.between_calls = lambda: self._check(watch)
         try:
             results = trainer.evaluate(self._eval_dataset, **self._eval_options)
         finally:
@@ -330,7 +371,8 @@ class Fitting:
         self._best.see(step, results)
         if self._workdir is not None and results["loss"] < trainer.best_loss:
             trainer.best_loss = results["loss"]
-            weights.export_best(trainer, self._workdir)
+            if trainer.workers.is_chief:
+                weights.export_best(trainer, self._workdir)
         if self._files.eval is not None:
             self._files.eval.scalars(step, rows.eval_scalars(trainer, results))
             self._files.eval.flush()
@@ -367,7 +409,8 @@ class Fitting:
         self._complete = True
         if self._workdir is not None:
             self._save(urgent=True)
-            weights.export(self._trainer, self._workdir)
+            if self._trainer.workers.is_chief:
+                weights.export(self._trainer, self._workdir)
 
     def _hint_at_slow_input(self):
         share = self._waited / self._progress.seconds if self._progress.seconds else 0.0
@@ -393,8 +436,11 @@ class Fitting:
             self._save()
 
     def _save_due(self):
-        by_time = self._save_seconds and time.monotonic() - self._files.saved_at >= self._save_seconds
+        by_time = self._agreed[1] if self._agreed else self._time_to_save()
         return self._workdir is not None and (by_time or self._due(self._checkpoint_every, self._trainer.host_step))
+
+    def _time_to_save(self):
+        return bool(self._save_seconds) and time.monotonic() - self._files.saved_at >= self._save_seconds
 
     def _save(self, urgent=False):
         score = self._best.score(self._trainer.host_step)

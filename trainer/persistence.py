@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from trainer import checkpoints
+from trainer import checkpoints, workers
 from trainer.sources import has_clock
 from trainer.state import raw
 
@@ -20,8 +20,12 @@ def open_store(workdir, keep=3):
 
 
 def tracked_state(trainer, source):
-    """{name: tf.Variable or iterator}: everything on the device that decides how training goes on."""
+    """{name: tf.Variable or iterator}: everything on the device that decides how training goes on.
+
+    Metrics, whose parts lie on several replicas, are there as whole copies; see `WholeCopies`.
+    """
     model_variables = [raw(v) for v in (*trainer.model.variables, *trainer.forward_state.variables())]
+    model_variables = [trainer.whole_copies.of(v) for v in model_variables]
     sections = {"model": model_variables, "trainer": [trainer.step]}
     sections["trainer"] += trainer.loss_scale.variables
     for index, minimizer in enumerate(trainer.minimizers.values()):
@@ -73,6 +77,11 @@ def save(trainer, source, store, loop, callbacks, *, score=None, urgent=False):
         "environment": environment(),
     }
     step, state = trainer.host_step, tracked_state(trainer, source)
+    trainer.whole_copies.take()
+    if trainer.workers.count > 1:
+        trainer.workers.check_same(weights=workers.bytes_of([raw(variable) for variable in trainer.model.variables]))
+    if not trainer.workers.is_chief:
+        return True
     saved = store.save(step, state, host, arrays, score=score, urgent=urgent)
     if saved and "iterator" in state:
         source.anchor = source.position, checkpoints.prefix(store.path(step))
@@ -81,7 +90,7 @@ def save(trainer, source, store, loop, callbacks, *, score=None, urgent=False):
 
 def restore(trainer, source, store):
     """Restores the newest checkpoint, if it is ahead of the trainer. Returns what the host knew, or None."""
-    found = store.newest()
+    found = _newest(trainer, store)
     if found is None or found[1]["step"] <= trainer.host_step:
         return None
     path, manifest = found
@@ -89,6 +98,7 @@ def restore(trainer, source, store):
     _compare_optimizers(host, trainer, path)
     _compare_environment(host["environment"], path)
     trainer.restored_arrays = checkpoints.load(path, tracked_state(trainer, source))
+    trainer.whole_copies.give()
     _restore_host(trainer, manifest["step"], host)
     trainer.epoch, trainer.restores = host["epoch"], host["restores"]
     if source.checkpointable():
@@ -99,12 +109,62 @@ def restore(trainer, source, store):
     return host
 
 
+def _newest(trainer, store, suits=None):
+    """(path, manifest) of the newest good checkpoint, or None. Of several workers the chief chooses and cleans up."""
+    workers = trainer.workers
+    found = store.newest(suits) if workers.is_chief else None
+    step = workers.chiefs(-1 if found is None else found[1]["step"])
+    if workers.is_chief or step < 0:
+        return found
+    path = store.path(step)
+    if not os.path.isdir(path):
+        raise RuntimeError(
+            f"The chief resumes from {path}, which {workers.name} does not see. All workers need the same `workdir`, "
+            "on a file system that they share: mount it on each, or start with a new one."
+        )
+    return path, checkpoints.read_manifest(path)
+
+
+class WholeCopies:
+    """Copies of variables whose value lies in parts on several replicas (Keras's metrics), for checkpoints.
+
+    Saving such a variable itself would ask all workers for their parts, and give another file for each number of
+    replicas. On one replica nothing is copied.
+
+    Args:
+        trainer: the trainer.
+    """
+
+    def __init__(self, trainer):
+        self._trainer = trainer
+        self._copies = {}
+
+    def of(self, variable):
+        """What to save in place of a variable: itself, if it is whole."""
+        if self._trainer.replicas == 1 or variable.synchronization != tf.VariableSynchronization.ON_READ:
+            return variable
+        if id(variable) not in self._copies:
+            copy = self._trainer.make_variable(np.zeros(variable.shape, variable.dtype.as_numpy_dtype), "whole")
+            self._copies[id(variable)] = variable, copy
+        return self._copies[id(variable)][1]
+
+    def take(self):
+        """Makes the copies equal to the variables."""
+        for variable, copy in self._copies.values():
+            copy.assign(self._trainer.read(variable))
+
+    def give(self):
+        """Makes the variables equal to the copies."""
+        for variable, copy in self._copies.values():
+            variable.assign(tf.convert_to_tensor(copy))
+
+
 def go_back(trainer, source, store):
     """Restores the newest checkpoint before a row of non-finite updates, but goes on with the data that come now.
 
     Returns (step, what the host knew then), or None if there is no such checkpoint.
     """
-    found = store.newest(lambda manifest: not manifest["host"]["skips"]["in_a_row"])
+    found = _newest(trainer, store, lambda manifest: not manifest["host"]["skips"]["in_a_row"])
     if found is None:
         return None
     path, manifest = found
@@ -113,6 +173,7 @@ def go_back(trainer, source, store):
         # The checkpoint's own iterator is read into one that is thrown away.
         state["iterator"] = iter(source.dataset)
     trainer.restored_arrays = checkpoints.load(path, state)
+    trainer.whole_copies.give()
     _restore_host(trainer, manifest["step"], manifest["host"])
     return manifest["step"], manifest["host"]
 

@@ -11,6 +11,8 @@ from trainer.writer import EventWriter, drop_later_events
 class Session:
     """What a `fit` reads and writes below its work directory. Without one every method does nothing.
 
+    Of several workers only the chief locks and writes; the others read the checkpoint that it resumes from.
+
     Args:
         trainer: the trainer.
         source: the data.
@@ -20,7 +22,7 @@ class Session:
 
     def __init__(self, trainer, source, workdir, keep):
         self._trainer, self._source, self._workdir = trainer, source, workdir
-        self._keep = keep
+        self._keep, self._is_chief = keep, trainer.workers.is_chief
         self._lock = contextlib.ExitStack()
         self.store = self.train = self.eval = None
         self.last_saved = None
@@ -30,12 +32,15 @@ class Session:
         """Takes the lock and restores the newest checkpoint. Returns what the host knew then, or None."""
         if self._workdir is None:
             return None
-        self._lock.enter_context(locking.hold(self._workdir))
+        if self._is_chief:
+            self._lock.enter_context(locking.hold(self._workdir))
         self.store = persistence.open_store(self._workdir, self._keep)
         self._source.checkpointable()  # warns before the first step
         host = persistence.restore(self._trainer, self._source, self.store)
         step = self._trainer.host_step
         self.last_saved = step if host else None
+        if not self._is_chief:
+            return host
         if host or not step:
             # Also without a checkpoint: a run that was killed before its first one left rows that come again.
             self._drop_events(step)
@@ -44,6 +49,8 @@ class Session:
 
     def rewind(self, step):
         """Begins new event files after the rows up to a step, which training goes back to."""
+        if not self._is_chief:
+            return
         self._close_writers()
         self._drop_events(step)
         self._open_writers(step)
@@ -52,7 +59,8 @@ class Session:
         """Writes a checkpoint of the present step, unless that is there already."""
         if self.store is None:
             return
-        self.train.flush()
+        if self.train is not None:
+            self.train.flush()
         persistence.save(self._trainer, self._source, self.store, loop, callbacks, score=score, urgent=urgent)
         self.last_saved, self.saved_at = self._trainer.host_step, time.monotonic()
 

@@ -54,6 +54,16 @@ class Watch:
             interactive = hasattr(sys, "ps1") or "ipykernel" in sys.modules
             signal.signal(signal.SIGINT, signal.default_int_handler if interactive else signal.SIG_DFL)
 
+    @property
+    def number(self):
+        """Of the signal that came, or 0."""
+        return 0 if self.received is None else int(self.received)
+
+    def note(self, number):
+        """Takes over the signal that another process received; 0 for none."""
+        if number and self.received is None:
+            self.received = signal.Signals(int(number))
+
     def check(self):
         """Raises `Stopped` if a signal came."""
         if self.received is not None:

@@ -9,7 +9,7 @@ import weakref
 
 import tensorflow as tf
 
-from trainer import arguments
+from trainer import arguments, workers
 
 
 class Source:
@@ -79,6 +79,15 @@ class Source:
         for _ in range(self.position - count - position):
             next(iterator, None)
         return [batch for _, batch in zip(range(count), iterator, strict=False)] or None
+
+    def peek(self):
+        """The contents of the next batch as bytes, to be compared between workers; nothing if it cannot be put back."""
+        if not self.checkpointable(warn=False):
+            return b""
+        self._mark()
+        batch = next(self.iterator, None)
+        tf.train.Checkpoint(iterator=self.iterator).read(self.anchor[1])
+        return workers.bytes_of(batch)
 
     def skip_to(self, position, passes=0):
         """Goes to a position of the pass after `passes` whole ones. Only for a source that is new.

@@ -8,83 +8,33 @@ import pytest
 import tensorflow as tf
 
 import losses
+from tests.distribution.cases import (
+    CASES,
+    MASK,
+    UPDATES,
+    Counted,
+    Two,
+    X,
+    Y,
+    batched,
+    made,
+    normalized,
+    shuffled,
+    small_model,
+)
 from tests.trainer.tools import assert_identical_weights, assert_same_weights, dataset, mse, read_events
 from trainer import Trainer, batches
 
-UPDATES = 40
-RNG = np.random.default_rng(3)
-X = RNG.normal(size=(36, 5, 3)).astype("float32")
-Y = np.stack([X[:, :, 0].sum(1), X[:, -1, 1]], axis=1).astype("float32")
-MASK = (np.arange(5) < RNG.integers(1, 6, size=(36, 1))).astype("float32")
+DEVICES = [name for name in CASES if name not in ("everything", "other data")]
 
 
-def small_model(*extra):
-    keras.utils.set_random_seed(1)
-    inputs = keras.Input((5, 3))
-    hidden = keras.layers.Dense(4, "tanh", name="hidden")(keras.layers.Flatten()(inputs))
-    for layer in extra:
-        hidden = layer()(hidden)
-    return keras.Model(inputs, keras.layers.Dense(2, name="out")(hidden))
-
-
-class Two(Trainer):
-    """Two losses of different masks, so that each has a divisor of its own; a scalar; something logged."""
-
-    def compute_losses(self, batch, training):
-        x, y, mask = batch
-        out = self.model(x, training=training)
-        error = tf.square(out - y)
-        self.update_metrics(y, out)
-        self.log("spread", tf.reduce_mean(error))
-        return {
-            "masked": (error[:, :1] * tf.ones_like(mask), mask),
-            "second": tf.abs(error[:, 1]) + 0.1,
-            "mean": 0.1 * tf.reduce_mean(error),
-        }
-
-
-def made(strategy, cls=Two, model=small_model, optimizer=lambda: keras.optimizers.SGD(0.02), **options):
-    with strategy.scope() if strategy else tf.init_scope():
-        metrics = {"mae": keras.metrics.MeanAbsoluteError(), "count": Counted()}
-        combiner = options.pop("combiner", lambda: None)()
-        return cls(model(), optimizer(), metrics=metrics, strategy=strategy, combiner=combiner, **options)
-
-
-class Counted(keras.metrics.Metric):
-    """The number of examples: a sum, which a merge by the mean would halve."""
-
-    def __init__(self, dtype="float32"):
-        super().__init__()
-        self.count = self.add_variable((), "zeros", dtype=dtype, name="count")
-
-    def update_state(self, targets, outputs, sample_weight=None):
-        self.count.assign_add(tf.cast(tf.shape(outputs)[0], self.count.dtype))
-
-    def result(self):
-        return self.count
-
-
-def batched(batch, x=X):
-    return dataset(x, Y, MASK, batch=batch)
-
-
-CASES = {
-    "sgd": {},
-    "adam, seven updates per call": {"optimizer": lambda: keras.optimizers.Adam(0.003), "steps_per_call": 7},
-    "clip": {"clip_norm": 0.05, "optimizer": lambda: keras.optimizers.SGD(0.1, momentum=0.9)},
-    "accumulation": {"accumulation_steps": 3, "optimizer": lambda: keras.optimizers.Adam(0.003), "ema_decay": 0.9},
-    "uncertainty": {"combiner": lambda: losses.Uncertainty()},
-    "dwa": {"combiner": lambda: losses.DynamicWeightAverage(), "accumulation_steps": 2},
-    "pcgrad": {"combiner": lambda: losses.PCGrad(), "clip_norm": 1.0},
-}
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", DEVICES)
 def test_two_devices_equal_one(name, two_devices):
     """Batches of 13, 13 and 10: none of the first divides by 2, and the last one of a pass is short."""
     one, two = (made(strategy, **CASES[name]) for strategy in (None, two_devices))
     passes = -(-UPDATES // -(-3 // CASES[name].get("accumulation_steps", 1)))
-    first, second = (t.fit(batched(13), epochs=passes, progress=False).history for t in (one, two))
+    evaluated = {"eval_dataset": batched(13)} if name == "sgd" else {}
+    first, second = (t.fit(batched(13), epochs=passes, progress=False, **evaluated).history for t in (one, two))
     assert one.host_step == two.host_step >= UPDATES and two.calls.skipped == 0
     assert two.optimizer.iterations.numpy() == one.optimizer.iterations.numpy() == one.host_step
     assert_same_weights(one.model, two.model)
@@ -94,13 +44,9 @@ def test_two_devices_equal_one(name, two_devices):
     for key, values in first.items():
         np.testing.assert_allclose(second[key], values, rtol=2e-5, err_msg=key)
     assert first["count"][-1] == 36
-    if name != "sgd":
-        return
-    results = [trainer.evaluate(batched(13)) for trainer in (one, two)]
-    assert results[0].keys() == results[1].keys()
-    for key, value in results[0].items():
-        assert results[1][key] == pytest.approx(value, rel=2e-6), key
-    np.testing.assert_allclose(one.predict(X[:7]), two.predict(X[:7]), atol=1e-6)
+    if evaluated:
+        assert first["val_count"][-1] == two.evaluate(batched(13))["count"] == 36
+        np.testing.assert_allclose(one.predict(X[:7]), two.predict(X[:7]), atol=1e-6)
 
 
 def _assert_equal_copies(trainer, strategy):
@@ -122,10 +68,6 @@ def test_an_empty_replica_and_a_short_accumulation_change_nothing(two_devices):
     assert_same_weights(one.model, two.model)
     for key, values in first.items():
         np.testing.assert_allclose(second[key], values, rtol=2e-5, err_msg=key)
-
-
-def normalized():
-    return small_model(keras.layers.BatchNormalization, lambda: keras.layers.Dropout(0.5, seed=3))
 
 
 def test_batch_normalization_merges_the_statistics_by_examples(two_devices):
@@ -248,10 +190,8 @@ def test_resume_on_the_same_and_on_another_number_of_devices(two_devices, tmp_pa
     options = {"optimizer": lambda: keras.optimizers.Adam(0.003), "accumulation_steps": 2, "ema_decay": 0.9}
 
     def run(strategy, steps, workdir):
-        tf.random.set_seed(4)
         trainer = made(strategy, **options)
-        data = tf.data.Dataset.from_tensor_slices((X, Y, MASK)).shuffle(36, seed=4).repeat().batch(13)
-        trainer.fit(data, steps=steps, workdir=tmp_path / workdir, progress=False, log_every=40)
+        trainer.fit(shuffled(), steps=steps, workdir=tmp_path / workdir, progress=False, log_every=40)
         return trainer
 
     whole = run(two_devices, 40, "whole")

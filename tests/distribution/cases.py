@@ -1,0 +1,97 @@
+"""What is trained on one device, on two, and in two processes, to be compared."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import losses
+from tests.trainer.tools import dataset
+from trainer import Trainer
+
+UPDATES = 40
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(36, 5, 3)).astype("float32")
+Y = np.stack([X[:, :, 0].sum(1), X[:, -1, 1]], axis=1).astype("float32")
+MASK = (np.arange(5) < RNG.integers(1, 6, size=(36, 1))).astype("float32")
+
+
+def small_model(*extra):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5, 3))
+    hidden = keras.layers.Dense(4, "tanh", name="hidden")(keras.layers.Flatten()(inputs))
+    for layer in extra:
+        hidden = layer()(hidden)
+    return keras.Model(inputs, keras.layers.Dense(2, name="out")(hidden))
+
+
+def normalized():
+    return small_model(keras.layers.BatchNormalization, lambda: keras.layers.Dropout(0.5, seed=3))
+
+
+class Two(Trainer):
+    """Losses of different masks, so that each has a divisor of its own; a scalar; something logged."""
+
+    def compute_losses(self, batch, training):
+        x, y, mask = batch
+        out = self.model(x, training=training)
+        error = tf.square(out - y)
+        self.update_metrics(y, out)
+        self.log("spread", tf.reduce_mean(error))
+        return {
+            "masked": (error[:, :1] * tf.ones_like(mask), mask),
+            "second": tf.abs(error[:, 1]) + 0.1,
+            "mean": 0.1 * tf.reduce_mean(error),
+        }
+
+
+class Counted(keras.metrics.Metric):
+    """The number of examples: a sum, which a merge by the mean would halve."""
+
+    def __init__(self, dtype="float32"):
+        super().__init__()
+        self.count = self.add_variable((), "zeros", dtype=dtype, name="count")
+
+    def update_state(self, targets, outputs, sample_weight=None):
+        self.count.assign_add(tf.cast(tf.shape(outputs)[0], self.count.dtype))
+
+    def result(self):
+        return self.count
+
+
+def made(strategy, cls=Two, model=small_model, optimizer=lambda: keras.optimizers.SGD(0.02), **options):
+    with strategy.scope() if strategy else tf.init_scope():
+        metrics = {"mae": keras.metrics.MeanAbsoluteError(), "count": Counted()}
+        combiner = options.pop("combiner", lambda: None)()
+        return cls(model(), optimizer(), metrics=metrics, strategy=strategy, combiner=combiner, **options)
+
+
+def batched(batch, x=X):
+    return dataset(x, Y, MASK, batch=batch)
+
+
+def shuffled(seed=4, batch=13):
+    """Endless; batches of 13 examples do not divide by two."""
+    tf.random.set_seed(4)  # a part of what a shuffle is seeded with
+    return tf.data.Dataset.from_tensor_slices((X, Y, MASK)).shuffle(36, seed=seed).repeat().batch(batch)
+
+
+def held_out():
+    return batched(13)
+
+
+def adam():
+    return keras.optimizers.Adam(0.003)
+
+
+CASES = {
+    "sgd": {},
+    "adam, seven updates per call": {"optimizer": adam, "steps_per_call": 7},
+    "clip": {"clip_norm": 0.05, "optimizer": lambda: keras.optimizers.SGD(0.1, momentum=0.9)},
+    "accumulation": {"accumulation_steps": 3, "optimizer": adam, "ema_decay": 0.9},
+    "uncertainty": {"combiner": lambda: losses.Uncertainty()},
+    "dwa": {"combiner": lambda: losses.DynamicWeightAverage(), "accumulation_steps": 2},
+    "pcgrad": {"combiner": lambda: losses.PCGrad(), "clip_norm": 1.0},
+    # Of processes only:
+    "everything": {"optimizer": adam, "accumulation_steps": 2, "ema_decay": 0.9, "model": normalized, "clip_norm": 1.0},
+    "other data": {},
+}

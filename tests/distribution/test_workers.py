@@ -1,0 +1,133 @@
+"""Two processes on loopback against one device, and what happens when one of them is lost."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from experiments import joining
+from tests.distribution import cases, processes
+from tests.distribution.processes import assert_equal
+from tests.trainer.tools import read_events
+from trainer import checkpoints
+
+REPLICATED = [name for name in cases.CASES if name not in ("everything", "other data")]
+IN_EVERY_RUN = "accumulation"  # Adam, three micro-batches per update, averages, masks, metrics
+
+
+def on_one_device(case, workdir):
+    trainer = cases.made(None, **cases.CASES[case])
+    history = trainer.fit(
+        cases.shuffled(),
+        steps=cases.UPDATES,
+        eval_dataset=cases.held_out(),
+        eval_every=20,
+        log_every=10,
+        workdir=workdir,
+        progress=False,
+    ).history
+    return trainer, history
+
+
+@pytest.mark.parametrize(
+    "case", [name if name == IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.long) for name in REPLICATED]
+)
+def test_two_processes_equal_one_device(case, tmp_path):
+    first, second = processes.run_workers(case, tmp_path)
+    assert_equal(first, second)  # bit for bit between the two
+    trainer, history = on_one_device(case, tmp_path / "one")
+    for index, variable in enumerate(trainer.model.variables):
+        np.testing.assert_allclose(first[f"weight{index}"], variable.numpy(), rtol=0, atol=1e-6, err_msg=variable.path)
+    for name, values in history.items():
+        np.testing.assert_allclose(first[f"history/{name}"], values, rtol=2e-5, err_msg=name)
+    # One set of files, the chief's, as one device leaves it.
+    assert sorted(os.listdir(tmp_path / "run")) == sorted(os.listdir(tmp_path / "one"))
+    rows = [dict(read_events(path / "train")) for path in (tmp_path / "run", tmp_path / "one")]
+    assert list(rows[0]) == list(rows[1]) == [0, 10, 20, 30, 40] and rows[0][40].keys() == rows[1][40].keys()
+    assert len([name for name in os.listdir(tmp_path / "run" / "train") if "tfevents" in name]) == 1
+    path, _ = checkpoints.Store(str(tmp_path / "run" / "checkpoints")).newest()
+    assert path.endswith("40")
+
+
+@pytest.mark.long
+def test_resume_from_two_processes_to_two_and_to_one(tmp_path):
+    case = "accumulation"
+    whole = processes.run_workers(case, tmp_path / "whole")[0]
+    processes.run_workers(case, tmp_path / "again", steps=15)
+    shutil.copytree(tmp_path / "again", tmp_path / "one")
+    again = processes.run_workers(case, tmp_path / "again")[0]
+    assert_equal(whole, again)
+    trainer, _ = on_one_device(case, tmp_path / "one" / "run")
+    assert trainer.host_step == 40
+    for index, variable in enumerate(trainer.model.variables):
+        np.testing.assert_allclose(whole[f"weight{index}"], variable.numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "victim, fault, limit", [(1, "SIGKILL", 10), (0, "SIGKILL", 10), (1, "SIGSTOP", 30), (0, "SIGSTOP", 30)]
+)
+def test_the_survivor_of_a_loss_ends_and_a_new_start_is_bit_equal(victim, fault, limit, tmp_path):
+    """With dropout, BatchNorm, averages, accumulation, clipping and a shuffle."""
+    whole = processes.run_workers("everything", tmp_path / "whole")[0]
+    path = tmp_path / "lost"
+    path.mkdir()
+    survivor = 1 - victim
+    with processes.started([processes.worker("everything", path)] * 2, path, TEST_PAUSE="0.2") as both:
+        processes.until_step(path, 12, both)
+        os.kill(both[victim].pid, getattr(signal, fault))
+        begun = time.monotonic()
+        code = processes.wait([both[survivor]], 60)[0]
+        seconds = time.monotonic() - begun
+    print(f"{fault} of worker {victim}: the other ended after {seconds:.1f} s with code {code}", file=sys.stderr)
+    assert code == joining.LOST and seconds <= limit
+    told = (
+        rf"worker {survivor} of 2 \(localhost:\d+\) has lost another worker after step 1\d. Start all workers again .*"
+    )
+    assert re.search(told + r"at the checkpoint of step (7|14)\.", processes.log(path, survivor))
+    again = processes.run_workers("everything", path)
+    assert_equal(whole, again[0])
+    assert_equal(whole, again[1])
+
+
+@pytest.mark.long
+def test_sigterm_to_one_worker_stops_all_at_one_step(tmp_path):
+    whole = processes.run_workers("everything", tmp_path / "whole")[0]
+    path = tmp_path / "stopped"
+    path.mkdir()
+    with processes.started([processes.worker("everything", path)] * 2, path, TEST_PAUSE="0.1") as both:
+        processes.until_step(path, 10, both)
+        os.kill(both[1].pid, signal.SIGTERM)
+        assert processes.wait(both, 60) == [143, 143]
+    assert_equal(whole, processes.run_workers("everything", path)[0])
+
+
+@pytest.mark.long
+def test_workers_with_other_data_are_refused(tmp_path):
+    with processes.started([processes.worker("other data", tmp_path)] * 2, tmp_path) as both:
+        codes = processes.wait(both)
+    assert 0 not in codes and None not in codes
+    assert "The workers differ in data: workers [1] have something else than worker 0" in processes.log(tmp_path, 1)
+    assert "seed every shuffle" in processes.log(tmp_path, 1)
+
+
+def experiment(*flags):
+    return [
+        *(sys.executable, "-m", "experiments.adding_problem", "--strategy=multi_worker", "--steps=2", "--length=4"),
+        *("--units=2", "--jit_compile=false", "--probe_every=0", "--eval_examples=10", *flags),
+    ]
+
+
+def test_workers_with_different_flags_are_refused(tmp_path):
+    commands = [experiment("--seed=0"), experiment("--seed=1")]
+    with processes.started(commands, tmp_path) as both:
+        assert processes.wait(both) == [2, 2]
+    for rank in range(2):
+        assert "different flags: worker 0 has --seed=0, worker 1 has --seed=1. Start all" in processes.log(
+            tmp_path, rank
+        )
