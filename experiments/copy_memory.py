@@ -4,10 +4,11 @@
     python -m experiments.copy_memory --workdir=runs/copy/rnn --cell=rnn
 
 Ten of eight symbols, blanks, a sign to begin, ten more blanks during which the symbols are to be answered; before that
-a blank is the right answer. Who knows when to answer but not what has a cross-entropy of 10 ln 8 / (delay + 20) = 0.173.
+a blank is right. Who knows when to answer but not what has a cross-entropy of 10 ln 8 / (delay + 20) = 0.173.
 
-Expect a `cross_entropy` below 0.01 in about a minute and a half on two CPU cores: the orthogonal RNN reached ORTHO with
-seeds 0 to 2. With seed 0 the plain `rnn` stayed at 0.1745, the GRU came to 0.1517 and the LSTM to LSTM.
+Expect a `cross_entropy` below 0.01 in about a minute and a half on two CPU cores: the orthogonal RNN reached 0.0023,
+0.0030 and 0.0025 with seeds 0 to 2. With seed 0 the plain `rnn` stayed at 0.1745 and the LSTM at 0.1744; the GRU came
+to 0.1517.
 
 The Gradient Flow tab shows why (`tensorboard --logdir runs/copy`). At step 1,000 the plain RNN's state has a gradient
 of 1.1e-2 at time step 110, the first answer, and of 1.0e-6 at time step 9, the last symbol: nothing tells the weights
