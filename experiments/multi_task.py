@@ -12,8 +12,8 @@ the height over that of always answering 0. Probed updates log the cosine betwee
 half of them. The last command runs all fourteen combiners with three seeds, for the table of experiments/README.md.
 
 Expect an `accuracy` above 0.95 and `unexplained` below 0.3 in a quarter of a minute on two CPU cores: seeds 0, 1 and 2
-reached 0.983, 0.977 and 0.977, and 0.053, 0.233 and 0.035. The plain sum with seeds 0 and 1 found 0.83 and 0.75 of the
-arms, with 0.07 and 0.20 of the height unexplained.
+reached 0.983, 0.977 and 0.977, and 0.053, 0.233 and 0.035. The plain sum found 0.75 to 0.83 of the arms, with 0.07 to
+0.21 of the height unexplained.
 """
 
 import dataclasses

@@ -15,6 +15,7 @@ import pathlib
 import re
 import statistics
 import sys
+import textwrap
 from typing import NamedTuple
 
 import keras
@@ -44,7 +45,6 @@ class Case(NamedTuple):
 
 # Beside the default flags, with which every experiment is run.
 FURTHER = (
-    Case("helmholtz", ("--combiner=weighted_sum",), expected=False),
     Case("helmholtz", ("--steps=40000",)),
     Case("helmholtz", ("--steps=40000", "--combiner=weighted_sum"), expected=False),
 )
@@ -88,7 +88,7 @@ def row(case, runs):
     seeds = ", ".join(run.settings["seed"] for run in runs)
     finished = [run for run in runs if run.finished]
     if not finished:
-        reason = (runs[0].failure or "not started").replace("|", "/")
+        reason = textwrap.shorten(runs[0].failure or "not started", 100, placeholder=" …").replace("|", "/")
         return [case.title, seeds, f"not run: {reason}", "", "no", ""]
     found = [closing_words(_read(run.log)) for run in finished]
     goals = found[0].goals
