@@ -24,6 +24,7 @@ MODULES = [
         for _, name, _ in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ),
     "trainer.trainer",
+    "trainer.hooks",
     "trainer.examination",
     "trainer.probing.probes",
     "trainer.pictures",
@@ -54,7 +55,7 @@ def test_examples_run(name, tmp_path, monkeypatch):
     module = importlib.import_module(name)
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
     common = {"keras": keras, "tf": tf, "np": np, "losses": losses, "Trainer": Trainer}
-    with_a_trainer = name in ("trainer.trainer", "trainer.examination")
+    with_a_trainer = name in ("trainer.trainer", "trainer.hooks", "trainer.examination")
     for example in doctest.DocTestFinder(exclude_empty=True).find(module, name, module=module):
         if example.examples:
             example.globs.update({**common, **(a_trainer() if with_a_trainer else {})})
@@ -69,7 +70,7 @@ def public():
     found |= {f"trainer.{name}": getattr(trainer, name) for name in trainer.__all__}
     found |= {f"launch.{name}": getattr(launch, name) for name in launch.__all__}
     found |= {f"pictures.{name}": getattr(pictures, name) for name in PICTURES}
-    for owner in (Trainer, *(base for base in Trainer.__mro__ if base.__name__ == "Examination")):
+    for owner in (Trainer, *(base for base in Trainer.__mro__ if base.__name__ in ("Hooks", "Examination"))):
         methods = {name: value for name, value in vars(owner).items() if inspect.isfunction(value)}
         found |= {f"Trainer.{name}": value for name, value in methods.items() if not name.startswith("_")}
     return found

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,6 +21,13 @@ class Engine:
     """The machinery of a trainer. `Trainer` has the constructor, the hooks and what people call."""
 
     base: type | None = None  # the class whose methods are the hooks' defaults
+    # Set by `Trainer`.
+    model: Any
+    losses: dict
+    metrics: dict
+    minimizers: dict
+    accumulation_steps: int
+    tracing: Any
     _traced = None  # {setting: value} that the update was traced with
 
     @property
