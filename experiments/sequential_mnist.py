@@ -15,8 +15,8 @@ more `--steps` reach more. There is no figure for MNIST itself: it was not at ha
 A stand-in was: 6,000 images in which a bright block is at one of ten places, in noise, and 1,000 held out. Pixel by
 pixel the default flags (seed 0) reached 1.00 after 500 and 750 updates, and 0.905 at the end: 784 time steps are not
 quiet. With `--pool=2 --steps=500` the orthogonal cell reached 1.00 with a learning rate of 3e-3, the identity RNN 0.79
-with 1e-3, the GRU 0.10 with 3e-3 and 1e-2. The Gradient Flow tab shows why: the GRU's median gain was 0.62, which leaves
-1e-20 of the gradient after 100 of 196 time steps; the orthogonal cell's was 0.999.
+with 1e-3, the GRU 0.10 with 3e-3 and 1e-2. The Gradient Flow tab shows why: the GRU's median gain was 0.62, which
+leaves 1e-20 of the gradient after 100 of 196 time steps; the orthogonal cell's was 0.999.
 """
 
 import dataclasses
