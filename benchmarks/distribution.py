@@ -23,7 +23,7 @@ from experiments.cluster import free_ports
 from trainer import Trainer
 
 INSTANCES = 3
-HIDDEN = (64, 512, 1536)  # units of two hidden layers: 10 thousand to 2.5 million parameters
+HIDDEN = (64, 512, 1536)  # units of two hidden layers: 6 thousand to 2.4 million parameters
 BATCH = 256
 _RESULT = "measured: "
 

@@ -75,6 +75,13 @@ def shuffled(seed=4, batch=13):
     return tf.data.Dataset.from_tensor_slices((X, Y, MASK)).shuffle(36, seed=seed).repeat().batch(batch)
 
 
+def broken():
+    """Endless batches of 12, of which the second of each pass has a NaN in its last row: the second replica's."""
+    x = X.copy()
+    x[23] = np.nan
+    return batched(12, x).repeat()
+
+
 def held_out():
     return batched(13)
 
@@ -94,4 +101,6 @@ CASES = {
     # Of processes only:
     "everything": {"optimizer": adam, "accumulation_steps": 2, "ema_decay": 0.9, "model": normalized, "clip_norm": 1.0},
     "other data": {},
+    "nan": {"optimizer": adam, "model": normalized},
 }
+REPLICATED = list(CASES)[:-3]

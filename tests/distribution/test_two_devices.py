@@ -11,6 +11,7 @@ import losses
 from tests.distribution.cases import (
     CASES,
     MASK,
+    REPLICATED,
     UPDATES,
     Counted,
     Two,
@@ -25,10 +26,8 @@ from tests.distribution.cases import (
 from tests.trainer.tools import assert_identical_weights, assert_same_weights, dataset, mse, read_events
 from trainer import Trainer, batches
 
-DEVICES = [name for name in CASES if name not in ("everything", "other data")]
 
-
-@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("name", REPLICATED)
 def test_two_devices_equal_one(name, two_devices):
     """Batches of 13, 13 and 10: none of the first divides by 2, and the last one of a pass is short."""
     one, two = (made(strategy, **CASES[name]) for strategy in (None, two_devices))

@@ -16,7 +16,6 @@ from tests.distribution.processes import assert_equal
 from tests.trainer.tools import read_events
 from trainer import checkpoints
 
-REPLICATED = [name for name in cases.CASES if name not in ("everything", "other data")]
 IN_EVERY_RUN = "accumulation"  # Adam, three micro-batches per update, averages, masks, metrics
 
 
@@ -35,7 +34,7 @@ def on_one_device(case, workdir):
 
 
 @pytest.mark.parametrize(
-    "case", [name if name == IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.long) for name in REPLICATED]
+    "case", [name if name == IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.long) for name in cases.REPLICATED]
 )
 def test_two_processes_equal_one_device(case, tmp_path):
     first, second = processes.run_workers(case, tmp_path)
@@ -105,6 +104,15 @@ def test_sigterm_to_one_worker_stops_all_at_one_step(tmp_path):
         os.kill(both[1].pid, signal.SIGTERM)
         assert processes.wait(both, 60) == [143, 143]
     assert_equal(whole, processes.run_workers("everything", path)[0])
+
+
+@pytest.mark.long
+def test_a_nan_on_the_second_worker_only_is_skipped_by_both(tmp_path):
+    """Two updates of six: nothing of them is in the weights, the statistics or the optimizer of either."""
+    first, second = processes.run_workers("nan", tmp_path, steps=6)
+    assert_equal(first, second)
+    assert (first["step"], first["skipped"], second["skipped"], first["optimizer0"]) == (6, 2, 2, 4)
+    assert all(np.isfinite(value).all() for name, value in first.items() if name.startswith("weight"))
 
 
 @pytest.mark.long

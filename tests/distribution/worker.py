@@ -40,7 +40,7 @@ def main(case, directory, steps=cases.UPDATES):
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if strategy else 0
     options = dict(cases.CASES[case])
     trainer = cases.made(strategy, **options)
-    data = cases.shuffled(seed=4 + rank if case == "other data" else 4)
+    data = cases.broken() if case == "nan" else cases.shuffled(seed=4 + rank if case == "other data" else 4)
     pause = float(os.environ.get("TEST_PAUSE", 0))
     callbacks = [Slow(trainer, pause, os.path.join(directory, f"step-{rank}"))] if pause else []
     history = trainer.fit(
@@ -57,7 +57,9 @@ def main(case, directory, steps=cases.UPDATES):
     reached = {f"weight{i}": v.numpy() for i, v in enumerate(trainer.model.variables)}
     reached |= {f"optimizer{i}": v.numpy() for i, v in enumerate(trainer.optimizer.variables)}
     reached |= {f"history/{name}": np.array(values) for name, values in history.items()}
-    np.savez(os.path.join(directory, f"reached-{rank}.npz"), step=trainer.host_step, **reached)
+    np.savez(
+        os.path.join(directory, f"reached-{rank}.npz"), step=trainer.host_step, skipped=trainer.calls.skipped, **reached
+    )
 
 
 if __name__ == "__main__":
