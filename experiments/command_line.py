@@ -1,6 +1,7 @@
 """absl flags from a config class, made when an experiment is launched and not before."""
 
 import difflib
+import os
 import shutil
 import sys
 import textwrap
@@ -121,7 +122,10 @@ class _Help(flags.BooleanFlag):
 
     def parse(self, argument):
         if self._parse(argument):
-            print(self._text())
+            try:
+                print(self._text(), flush=True)
+            except BrokenPipeError:  # `--help | head`
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
 
 

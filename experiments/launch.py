@@ -32,7 +32,7 @@ from experiments.options import option
 from experiments.workdirs import Refused, Workdir, checkpointed_step
 from trainer import Trainer, workers
 
-__all__ = ["Config", "Experiment", "Goal", "main", "option", "optimizer", "run", "trainer_options"]
+__all__ = ["Config", "Experiment", "Goal", "Refused", "main", "option", "optimizer", "run", "trainer_options"]
 
 
 @dataclasses.dataclass(frozen=True)

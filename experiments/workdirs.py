@@ -13,7 +13,12 @@ from trainer import locking
 
 
 class Refused(ValueError):
-    """What was asked for does not fit what is there. Shown without a traceback."""
+    """What was asked for does not fit what is there. Shown without a traceback; for `build`, too.
+
+    >>> raise Refused("There is no file data.npz. Pass --data_path.")
+    Traceback (most recent call last):
+    experiments.workdirs.Refused: There is no file data.npz. Pass --data_path.
+    """
 
 
 class Workdir:

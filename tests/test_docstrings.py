@@ -33,6 +33,7 @@ MODULES = [
     "experiments.closing",
     "experiments.config",
     "experiments.options",
+    "experiments.workdirs",
 ]
 PICTURES = ["credit", "gains", "norms", "over_training", "shares"]
 # Without an example: base classes, and what ends the process.
