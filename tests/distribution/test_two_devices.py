@@ -27,7 +27,9 @@ from tests.trainer.tools import assert_identical_weights, assert_same_weights, d
 from trainer import Trainer, batches
 
 
-@pytest.mark.parametrize("name", REPLICATED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name == "dwa" else name for name in REPLICATED]
+)
 def test_two_devices_equal_one(name, two_devices):
     """Batches of 13, 13 and 10: none of the first divides by 2, and the last one of a pass is short."""
     one, two = (made(strategy, **CASES[name]) for strategy in (None, two_devices))
@@ -88,6 +90,7 @@ def test_batch_normalization_merges_the_statistics_by_examples(two_devices):
     _assert_equal_copies(trainer, two_devices)
 
 
+@pytest.mark.long
 def test_synchronized_batch_normalization_equals_one_device(two_devices):
     def model():
         return small_model(lambda: keras.layers.BatchNormalization(synchronized=True, momentum=0.5))
@@ -163,6 +166,7 @@ def recurrent():
     return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.LSTM(4, name="lstm")(inputs)))
 
 
+@pytest.mark.long
 def test_probes_report_the_examples_of_all_devices(two_devices, tmp_path):
     """Batches of 13 and 1: the vectors in the event file, and the values of each example."""
     data = dataset(X[:14], Y[:14], MASK[:14], batch=13).repeat()
@@ -184,6 +188,7 @@ def test_probes_report_the_examples_of_all_devices(two_devices, tmp_path):
     np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_resume_on_the_same_and_on_another_number_of_devices(two_devices, tmp_path):
     """Bit for bit from two to two; within 1e-6 from two to one and back. Off the accumulation boundary of a pass."""
     options = {"optimizer": lambda: keras.optimizers.Adam(0.003), "accumulation_steps": 2, "ema_decay": 0.9}
