@@ -12,7 +12,7 @@ the height over that of always answering 0. Probed updates log the cosine betwee
 half of them. The last command runs all fourteen combiners with three seeds, for the table of experiments/README.md.
 
 Expect an `accuracy` above 0.95 and `unexplained` below 0.3 in a quarter of a minute on two CPU cores: seeds 0, 1 and 2
-reached 0.983, 0.977 and 0.977, and 0.053, 0.233 and 0.035; seeds 3 to 5, which had no part in the choice of it,
+reached 0.983, 0.977 and 0.977, and 0.053, 0.233 and 0.035; seeds 3 to 5, which had no part in choosing the combiner,
 at least 0.968 and at most 0.289. The plain sum with these six found 0.75 to 0.86 of the arms, with 0.07 to 0.29 of the
 height unexplained.
 """
