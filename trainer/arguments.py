@@ -1,5 +1,8 @@
 """Checks of what a user passes, each answered in three parts: what was received, what is needed, what to do."""
 
+import difflib
+import functools
+import inspect
 import math
 import numbers
 
@@ -97,21 +100,82 @@ def check_losses(losses):
     return checked
 
 
-def check_metrics(metrics):
-    """{name: metric}, from a list or a dict."""
+# What people who come from Keras write, and what to write here.
+_KERAS_WORDS = {
+    "y": "pass the targets with the inputs, as (x, y)",
+    "x": "the first argument is the dataset, e.g. (x, y)",
+    "validation_data": "it is called `eval_dataset`",
+    "validation_split": "split the data, and pass a part as `eval_dataset`",
+    "validation_freq": "it is called `eval_every` and counts updates",
+    "validation_steps": "it is called `eval_steps`",
+    "verbose": "it is called `progress`: True or False",
+    "shuffle": "arrays are shuffled; pass a tf.data.Dataset to decide for yourself",
+    "sample_weight": "pass it with the data, as (x, y, sample_weight)",
+    "class_weight": "pass a weight for each example, as (x, y, sample_weight)",
+    "steps_per_epoch": "train by `steps` and evaluate by `eval_every`",
+    "initial_epoch": "`epochs` is the total over a trainer's lifetime; a second `fit` goes on by itself",
+    "learning_rate": "it belongs to the optimizer",
+}
+
+
+def explained(method):
+    """A method whose callers are told what to write where they use the words of `keras.Model.fit`."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def checked(self, *arguments, **options):
+        try:
+            signature.bind(self, *arguments, **options)
+        except TypeError as error:
+            hints = [f"`{name}`: {_KERAS_WORDS[name]}" for name in options if name in _KERAS_WORDS]
+            hints += [f"second argument: {_KERAS_WORDS['y']}"] if len(arguments) > 1 else []
+            unknown = [name for name in options if name not in signature.parameters and name not in _KERAS_WORDS]
+            for name in unknown:
+                near = difflib.get_close_matches(name, list(signature.parameters), 1)
+                hints += [f"`{name}`: did you mean `{near[0]}`?"] if near else []
+            advice = f" {'; '.join(hints)}." if hints else ""
+            raise TypeError(f"`{method.__name__}`: {error}.{advice}") from None
+        return method(self, *arguments, **options)
+
+    return checked
+
+
+_BY_SHAPE = ("accuracy", "acc", "crossentropy", "ce")
+
+
+def _several(metrics):
+    return list(metrics) if isinstance(metrics, list | tuple) else [metrics]
+
+
+def check_metrics(metrics, losses=()):
+    """{name: metric}, from a list or a dict.
+
+    A metric with the name of a loss (that of the output it takes) gets its own name behind it, as in Keras:
+    `label_sparse_categorical_accuracy`. A list of metrics under one name gives several of them.
+    """
     if metrics is None:
         return {}
     if isinstance(metrics, keras.metrics.Metric):
         metrics = [metrics]
-    items = metrics.items() if isinstance(metrics, dict) else [(None, metric) for metric in metrics]
+    listed = metrics.items() if isinstance(metrics, dict) else [(None, metric) for metric in metrics]
+    items = [(name, one, len(m) > 1) for name, given in listed for m in [_several(given)] for one in m]
     checked = {}
-    for name, metric in items:
+    for name, metric, one_of_many in items:
+        if isinstance(metric, str) and metric.lower() in _BY_SHAPE:
+            raise ValueError(
+                f"The metric {name or metric!r} is {metric!r}, for which Keras chooses a class by the shapes of the "
+                "data; here it must be a class. Use keras.metrics.SparseCategoricalAccuracy() for labels that are "
+                "integers, CategoricalAccuracy() for one-hot labels, BinaryAccuracy() for yes and no; or the "
+                "cross-entropy of the same kind."
+            )
         metric = keras.metrics.get(metric) if isinstance(metric, str) else metric
         if not isinstance(metric, keras.metrics.Metric):
             raise TypeError(
                 f"The metric {name or metric!r} is {metric!r}; it must be a keras.metrics.Metric. "
                 "Use e.g. metrics={'accuracy': keras.metrics.SparseCategoricalAccuracy()}."
             )
+        if name is not None and (name in losses or one_of_many):
+            name = f"{name}_{metric.name}"
         checked[name or metric.name] = metric
     if "loss" in checked:
         raise ValueError("A metric is named 'loss', which is the name of the weighted total. Give it another name.")

@@ -87,6 +87,16 @@ def select(structure, name, names, kind, what):
     )
 
 
+def output_of(metric, names):
+    """The name of the output that a metric is about: its own, or the longest one that its name begins with.
+
+    >>> output_of("label_accuracy", ["label", "price"])
+    'label'
+    """
+    begun = [name for name in names or () if metric == name or metric.startswith((f"{name}_", f"{name}/"))]
+    return max(begun, key=len, default=metric)
+
+
 def slice_for_replica(batch, replica, replicas):
     """The part of a global batch that one replica trains on: equal parts, the first ones larger by at most one.
 

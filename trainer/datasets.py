@@ -37,13 +37,34 @@ def as_dataset(data, batch_size=32, *, training=False, repeat=False):
     return dataset.repeat() if repeat else dataset
 
 
+def as_inputs(data, model):
+    """For `predict`: arrays (a, b) for a model with two inputs are its inputs, not inputs and targets."""
+    count = len(getattr(model, "inputs", None) or ())
+    if isinstance(data, tuple | list) and count == len(data) > 1 and all(map(_is_array, data)):
+        return (tuple(data),)
+    return data
+
+
+def _is_array(data):
+    return isinstance(data, np.ndarray | tf.Tensor)
+
+
 def _is_arrays(data):
     leaves = tf.nest.flatten(data) if isinstance(data, tuple | list | dict | np.ndarray | tf.Tensor) else []
-    return bool(leaves) and all(isinstance(leaf, np.ndarray | tf.Tensor) for leaf in leaves)
+    return bool(leaves) and all(map(_is_array, leaves))
+
+
+def _without_lists(arrays):
+    """Lists as tuples, at every level: of a list, `tf.data` would make one tensor."""
+    if isinstance(arrays, dict):
+        return {name: _without_lists(value) for name, value in arrays.items()}
+    if isinstance(arrays, list | tuple) and not hasattr(arrays, "_fields"):
+        return tuple(_without_lists(value) for value in arrays)
+    return arrays
 
 
 def _from_arrays(arrays, batch_size, training):
-    arrays = tuple(arrays) if isinstance(arrays, list) else arrays  # of a list, `tf.data` would make one tensor
+    arrays = _without_lists(arrays)
     leaves = tf.nest.flatten(arrays)
     sizes = sorted({int(leaf.shape[0]) for leaf in leaves if len(leaf.shape)})
     if len(sizes) != 1 or any(not len(leaf.shape) for leaf in leaves):

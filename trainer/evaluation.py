@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import batches, merging, microstep, stages
-from trainer.datasets import as_dataset
+from trainer.datasets import as_dataset, as_inputs
 from trainer.state import raw, recurrent_states, traced
 
 # Batches of the first call, and seconds that later ones take: bounds the time in which a signal waits.
@@ -44,6 +44,7 @@ class Evaluation:
 
     def predict(self, dataset, steps=None, batch_size=32):
         outputs = []
+        dataset = as_inputs(dataset, self._owner.model)
         for index, batch in enumerate(check_finite(as_dataset(dataset, batch_size), steps, "predict")):
             if steps is not None and index >= steps:
                 break
@@ -147,6 +148,11 @@ class Evaluation:
         for name, value in zip(self._logged, values[2 * count : -1], strict=True):
             results[name] = float(value / values[-1])
         for name, metric in owner.metrics.items():
+            if name in self.names:
+                raise ValueError(
+                    f"{name!r} is the name of a loss and of a metric; one would hide the other. Give the metric "
+                    f"another name, e.g. metrics={{'{name}_{metric.name}': …}}."
+                )
             results.update(metric_results(owner, name, metric))
         return results
 

@@ -162,7 +162,7 @@ class Hooks(Engine):
         return tensor if features is None else features.add(tensor)
 
     def update_metrics(self, targets: Any, outputs: Any, sample_weight: Any = None) -> None:
-        """Updates every metric with a batch. With several outputs a metric takes the output of its own name.
+        """Updates every metric with a batch. With several outputs a metric takes that of its name.
 
         >>> class Measured(Trainer):
         ...     def compute_losses(self, batch, training):
@@ -179,9 +179,10 @@ class Hooks(Engine):
         outputs = batches.named_outputs(self.model, outputs)
         names = list(outputs) if isinstance(outputs, dict) else None
         for name, metric in self.metrics.items():
-            output = batches.select(outputs, name, names, "metric", "output")
-            target = batches.select(targets, name, names, "metric", "target")
-            weight = batches.select(sample_weight, name, names, "metric", "sample weight")
+            part = batches.output_of(name, names)
+            output = batches.select(outputs, part, names, "metric", "output")
+            target = batches.select(targets, part, names, "metric", "target")
+            weight = batches.select(sample_weight, part, names, "metric", "sample weight")
             mask = objective.keras_mask(output)
             metric.update_state(target, output, sample_weight=objective.WeightCache().get(mask, weight))
 

@@ -46,7 +46,8 @@ class Trainer(Hooks, Examination):
             `compute_losses`. With several outputs a loss takes the output of its own name.
         loss_weights: {name: number or schedule of the step}; 1 for all by default.
         combiner: how the losses become one update; `losses.WeightedSum()` by default.
-        metrics: {name: keras.metrics.Metric}, or a list.
+        metrics: {name: keras.metrics.Metric or a list of them}, or a list. With several outputs a metric takes the one
+            of its own name, or with which its name begins: `label_accuracy` takes `label`.
         accumulation_steps: micro-batches per update.
         clip_norm: the largest global gradient norm, applied after accumulation and aggregation.
         ema_decay: decay of the averaged weights, or None.
@@ -90,7 +91,7 @@ class Trainer(Hooks, Examination):
         *,
         loss_weights: Mapping[str, float | losses_package.Schedule] | None = None,
         combiner: losses_package.Combiner | None = None,
-        metrics: Mapping[str, keras.metrics.Metric] | Sequence[keras.metrics.Metric] | None = None,
+        metrics: Mapping[str, Any] | Sequence[keras.metrics.Metric] | None = None,
         accumulation_steps: int = 1,
         clip_norm: float | None = None,
         ema_decay: float | None = None,
@@ -104,10 +105,10 @@ class Trainer(Hooks, Examination):
         self.strategy = arguments.check_strategy(strategy)
         with self.strategy.scope():  # an optimizer or a metric given by its name is made here
             self.optimizer = arguments.check_optimizer(optimizer)
-            self.metrics = arguments.check_metrics(metrics)
+            self.losses = arguments.check_losses(losses)
+            self.metrics = arguments.check_metrics(metrics, self.losses)
         self.workers = workers.of(self.strategy)
         arguments.check_scope(self.strategy, self.model, self.optimizer, self.metrics)
-        self.losses = arguments.check_losses(losses)
         if not self.losses and not self.overrides("compute_losses") and not self.overrides("train_step"):
             raise ValueError(
                 "There are no losses: `losses` is empty and `compute_losses` is not overridden. Pass "
@@ -152,6 +153,7 @@ class Trainer(Hooks, Examination):
 
     # ---- What people call.
 
+    @arguments.explained
     def fit(
         self,
         dataset: Any,
