@@ -21,10 +21,10 @@ lint: .venv/installed
 	$(BIN)/codespell *.md */*.md trainer losses models experiments
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-all: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "long or not long"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "long or not long"
 
 .venv/docs-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --editable ".[docs]"

@@ -163,7 +163,7 @@ def test_a_process_that_is_told_to_end(tmp_path):
     assert checkpoints.verify(checkpoints.Store(f"{tmp_path}/run/checkpoints").path(step)) is None
     with locking.hold(tmp_path / "run"):
         pass  # the lock went with the process
-    resumed, whole = victim.make_trainer(probe_every=0), victim.make_trainer(probe_every=0)
+    resumed, whole = (victim.make_trainer(half=True, probe_every=0) for _ in range(2))
     assert step < 10**5
     resumed.probe_every = whole.probe_every = 0
     victim.fit(resumed, tmp_path / "run", step + 5)
