@@ -106,7 +106,8 @@ class MicroStep:
             self.shapes, self.backward = dict(session.shapes), session.backward
             sources = [raw(variable) for variable in variables]
             divisor = None if self.per_loss or len(targets) > 1 or self.fold else self._group_divisor(divisors)
-            report = probed.measure(session, tape, sources, found, extra, probed_examples, divisor, scale)
+            alone = not self._owner.overrides("train_step")
+            report = probed.measure(session, tape, sources, found, extra, probed_examples, divisor, scale, alone)
         return MicroResult(
             gradients,
             [term.sum for term in terms.values()],

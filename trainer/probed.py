@@ -25,7 +25,7 @@ def open_session(owner, batch, tape):
     return probing.ProbeSession(owner.model, capacity=owner.probe_capacity, batch=size, tape=tape)
 
 
-def measure(session, tape, sources, found, extra, examples, divisor, scale):
+def measure(session, tape, sources, found, extra, examples, divisor, scale, alone=True):
     """The report of one micro-batch. Traced.
 
     Args:
@@ -37,11 +37,12 @@ def measure(session, tape, sources, found, extra, examples, divisor, scale):
         examples: of this micro-batch.
         divisor: what the update's target has to be divided by to be the micro-batch's mean, or None.
         scale: the loss scale.
+        alone: this is the whole update, so that nothing to probe is a mistake; not so in a `train_step` of several.
     """
     mean, losses = extra
     if found is None:
         found = tape.gradient(mean, session.sources) if session.sources else []
-    if not session.layers and not losses:
+    if alone and not session.layers and not losses:
         raise ValueError(
             "`probe_every` is set, but the model has no recurrent layer, no `probe` was reached, and there is only one "
             "loss: there is nothing to probe. Use probe_every=0, or call `probe(name, tensor, t)` in your loop."

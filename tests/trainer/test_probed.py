@@ -268,3 +268,28 @@ def test_the_heat_map_of_a_resumed_run_shows_it_from_the_beginning(tmp_path):
     images = [v["timestep/lstm/heatmap"] for _, v in read_events(tmp_path / "train") if "timestep/lstm/heatmap" in v]
     pixels = tf.io.decode_png(images[-1][2]).numpy()
     assert pixels.shape[2] == 3 and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
+
+
+def test_a_step_of_several_updates_may_have_one_with_nothing_to_probe(tmp_path):
+    """A GAN: two losses of the discriminator are compared, the generator has only one."""
+
+    class Two(Trainer):
+        def both(self, batch, training):
+            error = self.model(batch[0]) - batch[1]
+            return {"square": tf.square(error)[:, 0], "absolute": tf.abs(error)[:, 0]}
+
+        def one(self, batch, training):
+            return {"size": tf.square(self.model(batch[0]))[:, 0]}
+
+        def train_step(self, batch):
+            first, second = self.model.layers
+            self.minimize(batch, self.both, variables=first.trainable_variables, name="first")
+            self.minimize(batch, self.one, variables=second.trainable_variables, optimizer=self.other, name="second")
+            return {}
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    trainer = Two(model, keras.optimizers.SGD(0.01), probe_every=2)
+    trainer.other = keras.optimizers.SGD(0.01)
+    trainer.fit(dataset(X[:, 0], Y, batch=8).repeat(), steps=4, workdir=tmp_path, progress=False)
+    tags = {tag for _, values in read_events(tmp_path / "train") for tag in values}
+    assert {"gradient_norm/first/square", "gradient_cosine/first/square-absolute"} <= tags
