@@ -90,7 +90,9 @@ def difference(rows, baseline, *, end=False):
     ours, theirs = place(ours, width), place(theirs, width)
     both = valid(ours) & valid(theirs)
     with np.errstate(all="ignore"):
-        result = np.where((ours == 0) & (theirs == 0), np.float32(0), np.log10(ours) - np.log10(theirs))
+        # In float64: which float32 log10(100) is depends on the processor.
+        change = np.log10(ours, dtype=np.float64) - np.log10(theirs, dtype=np.float64)
+        result = np.where((ours == 0) & (theirs == 0), 0, change).astype(np.float32)
     return steps, metadata.encode_row(result, both)
 
 

@@ -1,16 +1,14 @@
 """What a run prints at its end: what was reached, what was expected, how fast, and where to look."""
 
 import dataclasses
-import os
 import re
 import shlex
-import shutil
-import sys
 import textwrap
 import time
 
 import keras
 
+from experiments import commands
 from experiments.options import options
 
 # Flags that change what is seen of a run, not what it reaches; any seed is to reach it.
@@ -47,15 +45,6 @@ class Goal:
 
     def words(self):
         return f"< {self.below:g}" if self.below is not None else f"> {self.above:g}"
-
-
-def tensorboard():
-    """The command as it can be typed here: by its name, or by the path beside this interpreter."""
-    if shutil.which("tensorboard"):
-        return "tensorboard"
-    beside = os.path.join(os.path.dirname(sys.executable), "tensorboard")
-    near = os.path.relpath(beside)
-    return beside if near.startswith("..") else near
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +115,7 @@ def table(config, name, doc, goals, outcome):
     if changed and (quoted or goals):
         lines.append(f"  (the expectation is for the default flags; this run had {' '.join(changed)})")
     if config.workdir:
-        lines.append(f"  {tensorboard()} --logdir {shlex.quote(config.workdir)}")
+        lines.append(f"  {commands.tensorboard()} --logdir {shlex.quote(config.workdir)}")
     else:
         lines.append("  nothing was kept; --workdir=runs/… keeps checkpoints and TensorBoard's files")
     return "\n".join(lines)

@@ -1,12 +1,15 @@
-"""Imports TensorFlow without the lines about missing GPUs, which look like errors and are none."""
+"""Imports TensorFlow without the lines about missing GPUs and oneDNN, which look like errors and are none."""
 
 import os
 import re
 import sys
 import tempfile
 
-# What TensorFlow 2.21 says on a machine without a GPU, past TF_CPP_MIN_LOG_LEVEL.
-_HARMLESS = re.compile(r"cudart_stub\.cc|cuda_platform\.cc|cuda_executor\.cc|absl::InitializeLog|cuInit|TF-TRT")
+# What TensorFlow 2.21 says on a machine without a GPU, or with a processor that oneDNN likes, past
+# TF_CPP_MIN_LOG_LEVEL.
+_HARMLESS = re.compile(
+    r"cudart_stub\.cc|cuda_platform\.cc|cuda_executor\.cc|absl::InitializeLog|cuInit|TF-TRT|oneDNN custom operations"
+)
 
 _WITHOUT = ("experiments.sweep", "experiments.cluster", "experiments.ray_cluster")  # they start other programs
 

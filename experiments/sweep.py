@@ -19,7 +19,7 @@ import time
 
 from absl import app, flags
 
-from experiments import closing, listing
+from experiments import commands, listing
 
 _FINISHED = "results.json"  # written by a run that reached its last step
 _COMMAND = "command.json"
@@ -58,7 +58,7 @@ def main(arguments):
         return 2
     execute(runs, options.jobs)
     print(table(runs, options.metric, options.maximize))
-    print(f"{closing.tensorboard()} --logdir {workdir}")
+    print(f"{commands.tensorboard()} --logdir {workdir}")
     return 0 if all(run.finished for run in runs) else 1
 
 

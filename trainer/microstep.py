@@ -158,10 +158,14 @@ class MicroStep:
         self._forward(batch, self._owner.read_state(), None)
         self.planned = True
 
-    def losses_only(self, batch, state_values):
-        """([sums], [divisors]) of a micro-batch in training mode, with the state and the seeds given. Nothing moves."""
-        terms = self._forward(batch, state_values, None)[0].values()
-        return [term.sum for term in terms], [term.divisor for term in terms]
+    def losses_only(self, batch, state_values, replica=None):
+        """([sums], [divisors]) of a micro-batch in training mode, with the state and the seeds given. Nothing moves.
+
+        Of a micro-batch without examples they are zeros: means over no example are NaN.
+        """
+        terms, _, examples, _ = self._forward(batch, state_values, replica)
+        found = [term.sum for term in terms.values()], [term.divisor for term in terms.values()]
+        return tf.nest.map_structure(lambda x: tf.where(examples > 0, x, tf.zeros_like(x)), found)
 
     def _forward(self, batch, state_values, replica, session=None, features=None):
         state_variables = self._owner.forward_state.variables()

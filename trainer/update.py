@@ -46,11 +46,6 @@ class Minimizer:
         self.last = None
         self._averages = None
         self._one_part = owner.replicas == 1 and owner.accumulation_steps == 1
-        if combiner.needs_losses_after and owner.replicas > 1:
-            raise ValueError(
-                f"{type(combiner).__name__} evaluates the losses a second time after each update, which is not done on "
-                "several replicas. Use one device, or another combiner."
-            )
         sharing.check_options(owner, combiner)
         # Gradients of each loss are wanted now and then: an update has two variants, see `_sometimes`.
         self._alternating = combiner.gradients_every > 1 and owner.head_gradients == "weighted"
@@ -151,17 +146,26 @@ class Minimizer:
             batches.check_divisible(parts[0], self.owner.replicas)
             if not self.micro.planned:
                 self.micro.plan(parts[0])
-            return self._finish(*self._combined(lambda: (self._distributed(parts), ()), spec))
+            sum_up, look_again = self._distributed, self._distributed_losses
+        else:
+            sum_up, look_again = lambda parts: self._sum_parts(parts, None), self._losses_of
         if not self.combiner.needs_losses_after:
-            return self._finish(*self._combined(lambda: (self._sum_parts(parts, None)[0], ()), spec))
-        result, states = self._sum_parts(parts, None)
-        return self._finish(result, combining.combine(self, result), lambda: self._losses_of(parts, states))
+            return self._finish(*self._combined(lambda: (sum_up(parts)[0], ()), spec))
+        result, states = sum_up(parts)
+        return self._finish(result, combining.combine(self, result), lambda: look_again(parts, states))
 
     def _distributed(self, parts):
-        """The sums of all replicas' shares of the parts."""
-        owner = self.owner
-        result = owner.strategy.run(self._replica, args=(parts,))
-        return tf.nest.map_structure(lambda x: owner.strategy.experimental_local_results(x)[0], result)
+        """(the sums of all replicas' shares of the parts, the state with which each replica began each part)."""
+        result, states = self.owner.strategy.run(self._replica, args=(parts,))
+        return self._first(result), states
+
+    def _distributed_losses(self, parts, states):
+        """As `_losses_of`, with each replica's states; the losses are those of all replicas."""
+        return self._first(self.owner.strategy.run(self._losses_of_replica, args=(parts, states)))
+
+    def _first(self, results):
+        """What the first replica of this process has: all of them have the same."""
+        return tf.nest.map_structure(lambda x: self.owner.strategy.experimental_local_results(x)[0], results)
 
     def _combined(self, make, spec):
         """(the sums of an update, what the combiner makes of them).
@@ -209,11 +213,20 @@ class Minimizer:
         owner = self.owner
         self._compiled.get_concrete_function(spec, owner.read_state(), owner.step.value(), owner.loss_scale.value())
 
-    def _losses_of(self, parts, states):
+    def _losses_of(self, parts, states, replica=None):
         """[K] losses of the parts with the present weights and the state and seeds each had. Traced or eager."""
-        found = [self.micro.losses_only(part, state) for part, state in zip(parts, states, strict=True)]
+        found = [self.micro.losses_only(part, state, replica) for part, state in zip(parts, states, strict=True)]
         sums, divisors = (tf.add_n([tf.stack(part[index]) for part in found]) for index in (0, 1))
+        if replica is not None:
+            sums, divisors = stages.all_reduce((sums, divisors))
         return tf.math.divide_no_nan(sums, divisors)
+
+    def _losses_of_replica(self, parts, states):
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return self._losses_of(self._shares(parts, replica), states, replica)
+
+    def _shares(self, parts, replica):
+        return [batches.slice_for_replica(part, replica, self.owner.replicas) for part in parts]
 
     def _sum_parts(self, parts, replica):
         """(the sum of the parts' results, the state each of them began with)."""
@@ -223,7 +236,7 @@ class Minimizer:
         for part in parts:
             states.append(list(state))
             result = micro(part, state, owner.step.value(), owner.loss_scale.value(), replica)
-            if replica is not None:
+            if replica is not None or len(parts) > 1:  # a share, or what is past the end of the data, may be empty
                 result = merging.leave_out_empty(result, [state[index] for index in self._moved_indices()])
             totals = result if totals is None else merging.add(totals, result)
             for index, value in zip(self._moved_indices(), result.state, strict=True):
@@ -231,20 +244,19 @@ class Minimizer:
         return totals, states
 
     def _replica(self, parts):
-        """The sums of one replica's share of the parts, over all replicas. In a replica context."""
+        """As `_distributed`, for one replica and its share of the parts. In a replica context."""
         owner = self.owner
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group
         before = owner.read_state()
-        shares = [batches.slice_for_replica(part, replica, owner.replicas) for part in parts]
-        own = self._sum_parts(shares, replica)[0]
+        own, states = self._sum_parts(self._shares(parts, replica), replica)
         result = merging.replace_additive(own, stages.all_reduce(merging.additive(own)))
         if result.report:
             result = result._replace(report=stages.all_reduce(result.report))
         before = [before[index] for index in self._moved_indices()]
         metrics = owner.forward_state.are_metrics(self.micro.moved)
         state = merging.merge_replicas(before, own.state, metrics, own.examples, result.examples)
-        return result._replace(state=state)
+        return result._replace(state=state), states if self.combiner.needs_losses_after else ()
 
     def _moved_indices(self):
         positions = {id(v): index for index, v in enumerate(self.owner.forward_state.variables())}

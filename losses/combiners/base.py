@@ -145,7 +145,10 @@ class Combiner:
 
     def allows(self, losses, present):
         """A bool tensor: can all present losses be taken? NaN can: it is the finite check's business. Traced."""
-        return tf.reduce_all(~(self.above(tf.cast(losses, tf.float32)) <= 0) | ~present) | (not self.requires_positive)
+        heights = self.above(tf.cast(losses, tf.float32))
+        # Not `~(heights <= 0)`: TensorFlow's graph optimizer makes `heights > 0` of it, which NaN is not.
+        taken = (heights > 0) | tf.math.is_nan(heights) | ~present
+        return tf.reduce_all(taken) | (not self.requires_positive)
 
     def above(self, losses):
         """[K] what logarithms are taken of: the losses, or how far they are above their lower bounds."""

@@ -98,6 +98,8 @@ CASES = {
     "uncertainty": {"combiner": lambda: losses.Uncertainty()},
     "dwa": {"combiner": lambda: losses.DynamicWeightAverage(), "accumulation_steps": 2},
     "pcgrad": {"combiner": lambda: losses.PCGrad(), "clip_norm": 1.0},
+    # It looks at the same data a second time after the update, accumulated and with an empty share.
+    "famo": {"combiner": lambda: losses.FAMO(), "accumulation_steps": 2},
     # Of processes only:
     "everything": {"optimizer": adam, "accumulation_steps": 2, "ema_decay": 0.9, "model": normalized, "clip_norm": 1.0},
     "other data": {},

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from experiments import building, closing, launch
+from experiments import building, closing, commands, launch
 from experiments.workdirs import Refused
 from losses import GradNorm
 from tests.experiments import tools
@@ -169,7 +169,8 @@ def test_precision_is_that_of_the_model():
         keras.config.set_dtype_policy("float32")
 
 
-def test_the_closing_table():
+def test_the_closing_table(monkeypatch):
+    monkeypatch.setattr(commands.shutil, "which", lambda name: f"/somewhere/{name}")
     outcome = closing.Outcome({"loss": 0.25, "error": 0.25, "accuracy": 0.5}, 4, 3, 1.5, 2.0)
     goals = (launch.Goal("error", below=0.5, baseline=1.0), launch.Goal("accuracy", above=0.9))
     doc = "A line.\n\nExpect an error\nbelow 0.5.\n\nMore."
@@ -188,6 +189,17 @@ def test_the_closing_table():
     changed = closing.table(Config(slope=1.0), "line", doc, goals, outcome)
     assert "(the expectation is for the default flags; this run had --slope=1.0)" in changed
     assert "nothing was kept; --workdir=" in changed
+
+
+def test_tensorboard_is_named_as_it_can_be_typed(monkeypatch, tmp_path):
+    """By its name on the PATH; else beside the interpreter, from here if that is near."""
+    monkeypatch.setattr(commands.shutil, "which", lambda name: None)
+    monkeypatch.setattr(commands.sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.chdir(tmp_path)
+    assert commands.tensorboard() == os.path.join(".venv", "bin", "tensorboard")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert commands.tensorboard() == str(tmp_path / ".venv" / "bin" / "tensorboard")
 
 
 def test_a_goal_has_one_limit():

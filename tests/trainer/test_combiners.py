@@ -175,6 +175,42 @@ def test_losses_that_are_not_positive_are_refused_where_logarithms_are_taken(cls
     assert int(trainer.combiner.updates) == updates == 2
 
 
+@pytest.mark.parametrize("cls", [losses.LogSum, losses.FAMO])
+def test_a_loss_that_is_nan_is_skipped_and_not_refused(cls):
+    """TensorFlow optimizes `not (x <= 0)` to `x > 0`, which NaN is not."""
+
+    class Failing(Trainer):
+        def compute_losses(self, batch, training):
+            error = tf.reduce_mean(tf.square(self.model(batch[0]) - batch[1]))
+            return {"error": error, "other": tf.where(tf.equal(self.step, 1), np.nan, 2.0 * error)}
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    trainer = Failing(model, keras.optimizers.SGD(0.01), combiner=cls())
+    trainer.fit(dataset(X, Y, batch=8).repeat(), steps=4, progress=False)
+    assert trainer.calls.skipped == 1 and int(trainer.combiner.updates) == 3
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_famo_leaves_out_micro_batches_past_the_end_of_the_data(run_eagerly):
+    """24 examples as 10, 10 and 4: the last update has one micro-batch, whose second one would be a mean of nothing."""
+
+    class Scalar(Trainer):
+        def compute_losses(self, batch, training):
+            error = tf.reduce_mean(tf.square(self.model(batch[0]) - batch[1]))
+            return {"error": error, "other": 2.0 * tf.sqrt(error)}
+
+    def run(batch, **options):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        trainer = Scalar(model, keras.optimizers.SGD(0.01), combiner=losses.FAMO(), **options)
+        trainer.fit(dataset(X[:24], Y[:24], batch=batch), epochs=1, progress=False)
+        return trainer
+
+    accumulated = run(10, accumulation_steps=2, run_eagerly=run_eagerly)
+    assert accumulated.calls.skipped == 0 and accumulated.host_step == 2
+    assert np.isfinite(accumulated.combiner.logits.numpy()).all()
+
+
 def test_the_same_losses_are_no_problem_for_others():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     train(model, dataset(X, Y, batch=8).repeat(), trainer_class=Sinking, steps=4, combiner=losses.ReLoBRaLo())
@@ -185,14 +221,6 @@ def test_one_loss_for_a_method_that_needs_two(cls):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     with pytest.raises(ValueError, match=r"given 1 loss.*\['error'\].*at least 2.*WeightedSum"):
         train(model, dataset(X, Y, batch=8), epochs=1, combiner=cls())
-
-
-def test_famo_on_several_devices_is_refused(two_devices):
-    with two_devices.scope():
-        model, optimizer = trunk_and_heads(), keras.optimizers.SGD(RATE)
-    trainer = Unshared(model, optimizer, combiner=losses.FAMO(), strategy=two_devices)
-    with pytest.raises(ValueError, match="FAMO evaluates the losses a second time.*several replicas. Use one device"):
-        trainer.fit(dataset(X, Y, batch=24), epochs=1, progress=False)
 
 
 @pytest.mark.parametrize(
