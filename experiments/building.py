@@ -77,7 +77,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return {name: getattr(self, name) for name in names}
 
 
-def trainer_options(config, loss_weights=None):
+def trainer_options(config, loss_weights=None, combiner_args=None):
     """The trainer's keyword arguments that the common flags decide.
 
     >>> from experiments import launch
@@ -87,12 +87,14 @@ def trainer_options(config, loss_weights=None):
     Args:
         config: the experiment's config.
         loss_weights: the experiment's own {name: number or schedule}; `--loss_weights` replaces those it names.
+        combiner_args: the experiment's own arguments of any combiner but the plain sum, which has none;
+            `--combiner_args` replaces those it names.
     """
     weights = dict(loss_weights or {})
     weights.update({name: float(value) for name, value in pairs(config.loss_weights).items()})
     return {
         "loss_weights": weights or None,
-        "combiner": make_combiner(config.combiner, config.combiner_args),
+        "combiner": make_combiner(config.combiner, config.combiner_args, combiner_args),
         "accumulation_steps": config.accumulation_steps,
         "clip_norm": config.clip_norm,
         "ema_decay": config.ema_decay,
@@ -129,12 +131,16 @@ def check_combiner(name):
     return losses.combiner_from_name(name)
 
 
-def make_combiner(name, arguments):
-    """The combiner of `--combiner` and `--combiner_args`, or None for the trainer's own sum."""
+def make_combiner(name, arguments, own=None):
+    """The combiner of `--combiner` and `--combiner_args`, or None for the trainer's own sum.
+
+    >>> make_combiner("gradnorm", "alpha=1", {"alpha": 2.0, "warmup_steps": 5}).warmup_steps
+    5
+    """
     arguments = pairs(arguments)
     if name == "weighted_sum" and not arguments:
         return None
-    return losses.combiner_from_name(name, **arguments)
+    return losses.combiner_from_name(name, **{**(own or {}), **arguments})
 
 
 def replica_count(text):
