@@ -1,6 +1,5 @@
 """The host's loop: runs the traced update up to whatever is due next, and does what is due."""
 
-import math
 import os
 import time
 
@@ -9,6 +8,7 @@ import tensorflow as tf
 from absl import logging
 
 from trainer import arguments, layout, persistence, rescue, rows, signals, weights
+from trainer.agenda import Agenda
 from trainer.callbacks import CallbackBridge
 from trainer.datasets import as_dataset
 from trainer.evaluation import check_finite
@@ -19,8 +19,6 @@ from trainer.sources import Source, check_totals
 from trainer.totals import Totals
 from trainer.workers import LOST
 
-# The longest call: signals, the bar and the clock are served between calls.
-_SECONDS_PER_CALL = 0.5
 # The share of waiting for data from which on a hint is given.
 _SLOW_INPUT = 0.3
 
@@ -52,14 +50,6 @@ class Fitting:
         self._trainer = trainer
         self._steps, self._epochs = check_totals(steps, epochs)
         self._eval_dataset = eval_dataset
-        self._eval_every = _interval("eval_every", eval_every)
-        if self._eval_every and eval_dataset is None:
-            raise ValueError("`eval_every` is given without `eval_dataset`; there is nothing to evaluate. Pass both.")
-        self._log_every = _interval("log_every", log_every)
-        self._checkpoint_every = _interval("checkpoint_every", checkpoint_every)
-        self._save_seconds = arguments.check_positive(
-            "checkpoint_every_seconds", checkpoint_every_seconds, "Use None for never."
-        )
         keep = arguments.check_integer("keep_checkpoints", keep_checkpoints, 1, "The newest one is always kept.")
         self._best = rescue.Best(keep_best, eval_dataset is not None)
         self._workdir = None if workdir is None else check_workdir(workdir)
@@ -74,6 +64,16 @@ class Fitting:
                 f"`fit` is to make {epochs} passes over an infinite dataset: the first would never end. Train by "
                 "`steps`, or leave out `repeat()`."
             )
+        self._agenda = Agenda(
+            trainer,
+            self._source,
+            steps=self._steps,
+            log_every=log_every,
+            eval_every=eval_every,
+            checkpoint_every=checkpoint_every,
+            save_seconds=checkpoint_every_seconds,
+            evaluating=eval_dataset is not None,
+        )
         if isinstance(eval_dataset, tf.data.Dataset):
             check_finite(eval_dataset, eval_steps, "evaluate in `fit`")
         self._eval_options = {"averaged": evaluate_averaged, "steps": eval_steps, "batch_size": batch_size}
@@ -114,7 +114,7 @@ class Fitting:
             },
             shape_of_the_batches=source.dataset.element_spec,
             steps_or_epochs=self._totals.asked,
-            intervals=self._intervals(),
+            intervals=self._agenda.intervals,
         )
         trainer.prepare(source.iterator)
         trainer.given_learning_rates = persistence.learning_rates(trainer)
@@ -223,7 +223,7 @@ class Fitting:
             self._timesteps.write(self._files.train, trainer.host_step, reports)
         if self._progress.due():
             self._progress.update(trainer.host_step, self._progress_values())
-        self._chores = self._due_chores(done, ended)
+        self._chores = self._agenda.chores(done, ended, self._save_due(), self._best.wanted)
         self._do_chores(watch)
 
     def _update(self, count):
@@ -232,25 +232,8 @@ class Fitting:
         if count == 0:
             return calls.run_probed(self._source.iterator)
         ended = calls.run(self._source.iterator, count)
-        self._measure(self._trainer.host_step - begin, time.monotonic() - started)
+        self._agenda.measure(self._trainer.host_step - begin, time.monotonic() - started)
         return ended, None
-
-    def _due_chores(self, done, ended):
-        """What the updates that were just made call for, in this order."""
-        step, by_steps = self._trainer.host_step, self._steps is not None
-        evaluated = bool(done) and self._due(self._eval_every, step)
-        chores = []
-        if done and self._due(self._log_every, step):
-            chores.append("log")
-        if ended:
-            chores.append("pass_ended")
-            if not by_steps:
-                chores += ["end_epoch"] if self._eval_dataset is None or self._eval_every else ["evaluate", "end_epoch"]
-        if evaluated:
-            chores += ["evaluate", "end_epoch"] if by_steps else ["evaluate"]
-        if done and (self._save_due() or ("evaluate" in chores and self._best.wanted)):
-            chores.append("save")
-        return chores
 
     def _do_chores(self, watch):
         """Does what is due. An evaluation may be stopped by a signal: then it is due when the run is started again."""
@@ -278,39 +261,7 @@ class Fitting:
         self._save()
 
     def _updates_to_run(self):
-        """Updates until something is due; 0 if the next one is to be probed."""
-        trainer = self._trainer
-        step = trainer.host_step
-        stops = [interval - step % interval for interval in self._intervals() if interval]
-        if trainer.probe_every:
-            stops.append(trainer.probe_every - 1 - step % trainer.probe_every)
-        if self._steps is not None:
-            stops.append(self._steps - step)
-        remaining = self._source.remaining()
-        if remaining is not None:
-            stops.append(max(math.ceil(remaining / trainer.accumulation_steps), 1))
-        if self._callbacks.every_update:
-            stops.append(1)
-        if trainer.steps_per_call != "auto":
-            stops.append(trainer.steps_per_call)
-        elif trainer.calls.updates_per_second is None:
-            stops.append(4)
-        else:
-            stops.append(max(int(trainer.calls.updates_per_second * _SECONDS_PER_CALL), 1))
-        return min(stops)
-
-    def _intervals(self):
-        return (self._log_every, self._eval_every, self._checkpoint_every)
-
-    def _due(self, interval, step):
-        return bool(interval) and step % interval == 0
-
-    def _measure(self, done, seconds):
-        if done and seconds > 0:
-            rate = done / seconds
-            known = self._trainer.calls.updates_per_second
-            # The first call includes what TensorFlow does once; a slow call must shorten the next at once.
-            self._trainer.calls.updates_per_second = rate if known is None or rate < known else 0.5 * (known + rate)
+        return self._agenda.updates_to_run(self._callbacks.every_update)
 
     def _pass_ended(self):
         trainer, source = self._trainer, self._source
@@ -437,15 +388,11 @@ class Fitting:
 
     def _save_due(self):
         by_time = self._agreed[1] if self._agreed else self._time_to_save()
-        return self._workdir is not None and (by_time or self._due(self._checkpoint_every, self._trainer.host_step))
+        return self._workdir is not None and self._agenda.save_due(by_time)
 
     def _time_to_save(self):
-        return bool(self._save_seconds) and time.monotonic() - self._files.saved_at >= self._save_seconds
+        return self._agenda.time_to_save(self._files.saved_at)
 
     def _save(self, urgent=False):
         score = self._best.score(self._trainer.host_step)
         self._files.save(self._loop_state(), self._callbacks, score=score, urgent=urgent)
-
-
-def _interval(name, value):
-    return None if value is None else arguments.check_integer(name, value, 1, "Use None for never.")
