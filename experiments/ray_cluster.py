@@ -3,7 +3,8 @@
     python -m experiments.ray_cluster --workers=2 -- experiments.adding_problem --workdir=/shared/runs/two
 
 Ray places the workers and sets TF_CONFIG; each runs the same command as under any other scheduler. After a loss Ray
-starts all again, and they go on from the last checkpoint in --workdir, which all machines must see.
+starts all again, and they go on from the last checkpoint in --workdir, which all machines must see. An experiment that
+is not installed is found if its directory is on all machines, too.
 """
 
 import argparse
@@ -23,7 +24,9 @@ def command(arguments):
 
 def work(config):
     """Runs in each worker of Ray's, where TF_CONFIG is set: a process of its own, so that the workers join first."""
-    done = subprocess.run(config["command"], env=dict(os.environ), check=False)
+    # Ray's workers begin in a directory of Ray's; the experiment is found, and writes, where it was launched.
+    directory = config["directory"] if os.path.isdir(config["directory"]) else None
+    done = subprocess.run(config["command"], cwd=directory, check=False)
     if done.returncode:
         raise RuntimeError(f"`{' '.join(config['command'])}` ended with code {done.returncode}; its log says why.")
 
@@ -40,7 +43,7 @@ def run(workers, arguments, restarts=3):
         ) from error
     return TensorflowTrainer(
         work,
-        train_loop_config={"command": command(arguments)},
+        train_loop_config={"command": command(arguments), "directory": os.getcwd()},
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(failure_config=FailureConfig(max_failures=restarts)),
     ).fit()

@@ -22,6 +22,7 @@ def test_the_experiment_is_needed(capsys):
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # Ray uses what it has deprecated itself
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_two_workers_by_ray(tmp_path):
     flags = ("--steps=4", "--length=4", "--units=2", "--jit_compile=false", "--probe_every=0", "--eval_examples=10")
