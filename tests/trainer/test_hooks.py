@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import losses
 from tests.trainer.tools import (
     assert_identical_weights,
     assert_same_weights,
@@ -17,7 +18,7 @@ from tests.trainer.tools import (
     train,
     weights,
 )
-from trainer import Trainer
+from trainer import Trainer, persistence
 
 X, Y = regression(32)
 NOISE = np.random.default_rng(1).normal(size=(32, 2)).astype("float32")
@@ -249,6 +250,80 @@ def test_a_debugging_look_leaves_everything_as_it_was():
     assert_identical_weights(looked, oracle)
     for left, right in zip(one.main.averages, two.main.averages, strict=True):
         np.testing.assert_array_equal(left.numpy(), right.numpy())
+
+
+class Pulled(Trainer):
+    """Two losses, for combiners; the second one is moved by dropout, too."""
+
+    def compute_losses(self, batch, training):
+        x, y = batch
+        outputs = self.model(x, training=training)
+        self.update_metrics(y, outputs)
+        return {"error": tf.square(outputs - y)[:, 0], "size": tf.abs(outputs)[:, 0] + 0.1}
+
+
+def half_precision():
+    """Gradients that are too large for the first loss scale, so that it falls; dropout; statistics."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.2, seed=1)]
+    with_policy = [keras.layers.Dense(1, dtype="mixed_float16"), keras.layers.Rescaling(100.0, dtype="float32")]
+    return keras.Sequential([keras.Input((3,)), *layers, *with_policy])
+
+
+LOOKED_AT = {
+    "uncertainty": {"combiner": losses.Uncertainty},
+    "dwa": {"combiner": losses.DynamicWeightAverage, "accumulation_steps": 2},
+    "float16": {"model": half_precision},
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_looks_before_and_amid_training_change_nothing_that_a_checkpoint_holds(name):
+    options = dict(LOOKED_AT[name])
+    model, combiner = options.pop("model", dense_model), options.pop("combiner", lambda: None)
+    data, state = dataset(X, Y, batch=8), {}
+    for looks in (False, True):
+        trainer = Pulled(
+            model(),
+            keras.optimizers.Adam(0.05),
+            metrics={"mae": keras.metrics.MeanAbsoluteError()},
+            combiner=combiner(),
+            loss_weights={"error": 1.0, "size": 0.5},
+            ema_decay=0.9,
+            **options,
+        )
+        for epochs in (2, 4):
+            if looks:
+                trainer.fast_dev_run(dataset(X, 1000 * Y, batch=8))
+                trainer.overfit(dataset(X, 1000 * Y, batch=8), steps=4)
+            trainer.fit(data, epochs=epochs, progress=False)
+        trainer.loss_weights["size"] = 0.25
+        if looks:
+            trainer.overfit(data, steps=4)
+            assert trainer.loss_weights["size"] == 0.25
+        variables = persistence.tracked_state(trainer, trainer.sources[id(data)])
+        state[looks] = {key: v.numpy() for key, v in variables.items() if key != "iterator"}
+        state[looks] |= {"skips": trainer.calls.skips.state(), "step": trainer.host_step, "epoch": trainer.epoch}
+    assert state[True].keys() == state[False].keys()
+    for key, value in state[False].items():
+        np.testing.assert_equal(state[True][key], value, err_msg=key)
+    if name == "float16":
+        assert state[False]["skips"]["total"] > 0 and trainer.loss_scale.value() < 2.0**15, "the scale stood still"
+
+
+def test_an_error_in_a_look_changes_nothing_either():
+    class Breaking(Trainer):
+        on_nonfinite = "raise"
+
+    trainer = Breaking(dense_model(), keras.optimizers.Adam(0.05), {"error": mse()})
+    x = X.copy()
+    x[-1] = np.nan
+    with pytest.raises(FloatingPointError, match="The update of step 3 is not finite"):
+        trainer.overfit(dataset(x, Y, batch=8), batches=4)
+    assert (trainer.host_step, trainer.calls.skipped, len(trainer.sources)) == (0, 0, 0)
+    trainer.fit(dataset(X, Y, batch=8), epochs=1, progress=False)
+    oracle = train(dense_model(), dataset(X, Y, batch=8), keras.optimizers.Adam(0.05), epochs=1)
+    assert_identical_weights(trainer.model, oracle.model)
 
 
 def test_warm_start_reports_what_matched(tmp_path):
