@@ -21,7 +21,7 @@ def undone(trainer, dataset):
 
     Args:
         trainer: the trainer.
-        dataset: the `tf.data.Dataset` that is trained on inside. Its batches are used up; nothing else is.
+        dataset: the `tf.data.Dataset` that is trained on inside. The orders that its shuffles draw are not put back.
     """
     host = {name: getattr(trainer, name) for name in _COUNTED}
     skips, timesteps, sources = trainer.calls.skips, trainer.timesteps, dict(trainer.sources)
