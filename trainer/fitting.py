@@ -152,8 +152,8 @@ class Fitting:
             trainer.workers.meet()
         except signals.Stopped:
             # Also where nothing is left but an evaluation: it is made when the run is started again.
-            self._save(urgent=True)
-            written = ", checkpoint written" if self._workdir is not None else ""
+            saved = self._save(urgent=True)
+            written = f", checkpoint {'written' if saved else 'NOT written'}" if self._workdir is not None else ""
             self._progress.message(f"{watch.received.name}: stopped at step {trainer.host_step:,}{written}")
             trainer.workers.meet()
         return self._callbacks.history
@@ -394,5 +394,6 @@ class Fitting:
         return self._agenda.time_to_save(self._files.saved_at)
 
     def _save(self, urgent=False):
+        """Writes a checkpoint. Returns whether it is on the disk."""
         score = self._best.score(self._trainer.host_step)
-        self._files.save(self._loop_state(), self._callbacks, score=score, urgent=urgent)
+        return self._files.save(self._loop_state(), self._callbacks, score=score, urgent=urgent)

@@ -25,8 +25,8 @@ class Session:
         self._keep, self._is_chief = keep, trainer.workers.is_chief
         self._lock = contextlib.ExitStack()
         self.store = self.train = self.eval = None
-        self.last_saved = None
-        self.saved_at = time.monotonic()
+        self.last_saved = None  # the step of the newest checkpoint that is on the disk
+        self.saved_at = time.monotonic()  # when the latest one was written, or could not be
 
     def open(self):
         """Takes the lock and restores the newest checkpoint. Returns what the host knew then, or None."""
@@ -56,13 +56,21 @@ class Session:
         self._open_writers(step)
 
     def save(self, loop, callbacks, *, score=None, urgent=False):
-        """Writes a checkpoint of the present step, unless that is there already."""
+        """Writes a checkpoint of the present step. Returns whether it is on the disk; without a directory it is not.
+
+        Every worker learns whether the chief could write it.
+        """
         if self.store is None:
-            return
+            return False
         if self.train is not None:
             self.train.flush()
-        persistence.save(self._trainer, self._source, self.store, loop, callbacks, score=score, urgent=urgent)
-        self.last_saved, self.saved_at = self._trainer.host_step, time.monotonic()
+        saved = persistence.save(self._trainer, self._source, self.store, loop, callbacks, score=score, urgent=urgent)
+        saved = bool(self._trainer.workers.chiefs(saved))
+        if saved:
+            self.last_saved = self._trainer.host_step
+        # Also after a failure: a full disk is tried again after the usual seconds, not after every call.
+        self.saved_at = time.monotonic()
+        return saved
 
     def close(self):
         self._close_writers()

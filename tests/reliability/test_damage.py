@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.reliability.tools import Reborn, copied, shuffled
+from tests.reliability.tools import Reborn, copied, fails_from, shuffled
 from tests.trainer.tools import dense_model, mse, read_events, regression
 from trainer import Trainer, checkpoints
 from trainer.checkpoints import __main__ as listing
@@ -239,6 +239,54 @@ def test_a_full_disk_costs_checkpoints_and_rows_but_not_the_run(tmp_path):
     assert "checkpoint warnings 1" in lines and "others []" in lines, lines
     assert "event warnings 1" in lines or "event warnings 0" in lines, lines
     assert "kept ['step-0000000018', 'step-0000000020'] [None, None]" in lines, lines
+
+
+class Lost(keras.callbacks.Callback):
+    """Reports in the update after a step that another worker is gone, as TensorFlow does."""
+
+    def __init__(self, trainer, step):
+        super().__init__()
+        self._trainer, self._step = trainer, step
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._trainer.host_step == self._step:
+            raise tf.errors.UnavailableError(None, None, "peer is down")
+
+
+@pytest.mark.parametrize(("broken_from", "named"), [(99, 4), (4, 2), (2, None)])
+def test_only_a_checkpoint_that_was_written_is_one_to_go_on_from(broken_from, named, tmp_path, monkeypatch):
+    """What a run says when it has lost a worker."""
+    fails_from(broken_from, monkeypatch)
+    trainer, named_steps = make(), []
+
+    class Two(type(trainer.workers)):
+        """One worker that believes to be the first of two."""
+
+        count = 2
+
+        def lost(self, error, step, resumes_at):
+            named_steps.append(resumes_at)
+            return RuntimeError("lost")
+
+    trainer.workers = Two()
+    with warnings.catch_warnings(), pytest.raises(RuntimeError, match="lost"):
+        warnings.simplefilter("ignore")
+        fit(trainer, tmp_path, 9, checkpoint_every=2, callbacks=[Lost(trainer, 5)])
+    assert named_steps == [named]
+    assert checkpoints.Store(tmp_path / "checkpoints").names() == [f"step-{s:010d}" for s in (2, 4) if s < broken_from]
+
+
+def test_a_full_disk_is_not_tried_again_after_every_call(tmp_path, monkeypatch):
+    """A clock that jumps by the seconds between two checkpoints at step 3, and stands still otherwise."""
+    fails_from(0, monkeypatch)
+    trainer, attempts = make(), []
+    monkeypatch.setattr("time.monotonic", lambda: 1000.0 * (trainer.host_step >= 3))
+    save = checkpoints.Store.save
+    monkeypatch.setattr(checkpoints.Store, "save", lambda *a, **k: attempts.append(a[1]) or save(*a, **k))
+    noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    with pytest.warns(UserWarning, match="The checkpoint of step [36] could not be written"):
+        fit(trainer, tmp_path, 6, checkpoint_every_seconds=1000.0, callbacks=[noting])
+    assert attempts == [3, 6], "by the clock, and at the end"
 
 
 def test_event_files_that_cannot_be_written_do_not_stop_a_run(tmp_path):

@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C: saved, exited, resumed to the same bits; and one process per work directory."""
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.faults import victim
-from tests.reliability.tools import process, shuffled
+from tests.reliability.tools import fails_from, process, shuffled
 from tests.trainer.tools import assert_identical_weights, dense_model, mse, read_events, regression
 from trainer import Trainer, checkpoints, locking, signals
 
@@ -69,6 +70,19 @@ def test_a_signal_saves_this_very_step_and_the_run_goes_on_from_it(number, tmp_p
     assert [step for step, _ in read_events(tmp_path / "run" / "train")] == [
         step for step, _ in read_events(tmp_path / "whole" / "train")
     ]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_is_said_about_the_checkpoint_is_true(full, tmp_path, monkeypatch, capsys):
+    if full:
+        fails_from(0, monkeypatch)
+    trainer = make()
+    warned = pytest.warns(UserWarning, match="step 3 could not be written .* Older checkpoints are intact")
+    with pytest.raises(SystemExit), warned if full else contextlib.nullcontext():
+        trainer.fit(shuffled(X, Y, 4), steps=9, workdir=tmp_path, callbacks=[Sends(trainer, signal.SIGTERM, 3)])
+    said = "SIGTERM: stopped at step 3, checkpoint NOT written" if full else "stopped at step 3, checkpoint written"
+    assert said in capsys.readouterr().err
+    assert steps_of(tmp_path) == ([] if full else [3])
 
 
 def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(tmp_path, monkeypatch):

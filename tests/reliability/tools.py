@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tests.trainer.tools import read_events
-from trainer import persistence
+from trainer import checkpoints, persistence
 from trainer.skips import Skips
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -91,3 +91,16 @@ def process(module, *arguments, **options):
 def shuffled(x, y, batch):
     tf.random.set_seed(4)  # a part of what a shuffle is seeded with
     return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=4).repeat().batch(batch)
+
+
+def fails_from(step, monkeypatch):
+    """Makes every save from a step on fail as a full disk does."""
+    write = tf.train.Checkpoint.write
+
+    def full(checkpoint, path, *arguments, **options):
+        directory = os.path.basename(os.path.dirname(path))
+        if directory.startswith(checkpoints.TEMPORARY) and int(directory.split("-")[1]) >= step:
+            raise tf.errors.ResourceExhaustedError(None, None, "no space left on device")
+        return write(checkpoint, path, *arguments, **options)
+
+    monkeypatch.setattr(tf.train.Checkpoint, "write", full)

@@ -67,9 +67,10 @@ class Store:
         except (tf.errors.OpError, OSError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if urgent or not self._warned:
+                rest = "Older" if urgent else "Training goes on, older"
                 warnings.warn(
-                    f"The checkpoint of step {step} could not be written to {self.directory}: {error}. Training goes "
-                    "on, older checkpoints are intact; free some space.",
+                    f"The checkpoint of step {step} could not be written to {self.directory}: {error}. {rest} "
+                    "checkpoints are intact; free some space.",
                     stacklevel=2,
                 )
             self._warned = True
