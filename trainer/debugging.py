@@ -16,33 +16,11 @@ _COUNTED = ("host_step", "epoch", "rounds", "best_loss", "restores")
 
 
 @contextlib.contextmanager
-def undone(trainer, dataset):
-    """A context after which the trainer has the state it had before: all that a checkpoint of it would hold.
-
-    Args:
-        trainer: the trainer.
-        dataset: the `tf.data.Dataset` that is trained on inside. The orders that its shuffles draw are not put back.
-    """
+def undone(trainer):
+    """A context after which a prepared trainer has the state it had before: all that a checkpoint would hold."""
     host = {name: getattr(trainer, name) for name in _COUNTED}
-    skips, timesteps, sources = trainer.calls.skips, trainer.timesteps, dict(trainer.sources)
+    skips, timesteps = trainer.calls.skips, trainer.timesteps
     trainer.calls.skips, trainer.timesteps = Skips(trainer), TimestepLog(trainer)
-    try:
-        source = trainer.sources[id(dataset)] = Source(dataset, dataset)  # where `fit` looks for it
-        # Makes every variable of the update, and runs none: what is not there yet could not be put back.
-        trainer.prepare(source.iterator)
-        with _restored(trainer):
-            yield
-    finally:
-        for name, value in host.items():
-            setattr(trainer, name, value)
-        trainer.calls.skips, trainer.timesteps = skips, timesteps
-        trainer.sources.clear()
-        trainer.sources.update(sources)
-
-
-@contextlib.contextmanager
-def _restored(trainer):
-    """A context after which every variable of a prepared trainer has the value it had before."""
     variables = persistence.tracked_state(trainer, _NoData()).values()
     trainer.whole_copies.take()
     before = [(variable, tf.identity(variable)) for variable in variables]
@@ -52,7 +30,26 @@ def _restored(trainer):
         for variable, value in before:
             variable.assign(value)
         trainer.whole_copies.give()
-        trainer.ledger.take()  # sums that an error left behind
+        for name, value in host.items():
+            setattr(trainer, name, value)
+        trainer.calls.skips, trainer.timesteps = skips, timesteps
+
+
+@contextlib.contextmanager
+def _trial(trainer, dataset):
+    """A context to train in for a while, then `undone`. Orders that shuffles of the dataset draw are not put back."""
+    sources = dict(trainer.sources)
+    try:
+        source = trainer.sources[id(dataset)] = Source(dataset, dataset)  # where `fit` looks for it
+        # Makes every variable of the update, and runs none: what is not there yet could not be put back.
+        trainer.prepare(source.iterator)
+        with undone(trainer):
+            yield
+    finally:
+        if trainer.ledger.sums is not None:
+            trainer.ledger.take()  # what an error left behind
+        trainer.sources.clear()
+        trainer.sources.update(sources)
 
 
 class _NoData:
@@ -65,7 +62,7 @@ class _NoData:
 def fast_dev_run(trainer, dataset, eval_dataset=None, steps=2):
     """A few steps of everything: updates, a probed one, logging, evaluation, a checkpoint, a resume."""
     dataset = as_dataset(dataset, training=True).take(steps * trainer.accumulation_steps).repeat()
-    with undone(trainer, dataset), tempfile.TemporaryDirectory() as workdir:
+    with _trial(trainer, dataset), tempfile.TemporaryDirectory() as workdir:
         first = trainer.host_step
         options = {"eval_dataset": eval_dataset, "eval_steps": steps, "log_every": 1, "progress": False}
         trainer.fit(dataset, steps=first + steps, workdir=workdir, checkpoint_every=1, **options)
@@ -80,7 +77,7 @@ def overfit(trainer, dataset, batches=1, steps=200):
     """
     dataset = as_dataset(dataset).take(batches).cache()
     repeated = dataset.repeat()
-    with undone(trainer, repeated):
+    with _trial(trainer, repeated):
         before = trainer.evaluate(dataset)
         trainer.fit(repeated, steps=trainer.host_step + steps, progress=False)
         after = trainer.evaluate(dataset)
