@@ -161,28 +161,100 @@ def test_the_second_interrupt_is_pythons_own_or_the_systems():
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
-def test_a_process_that_is_told_to_end(tmp_path):
-    """A real one: exit code 143, within a second and a call, one more checkpoint; then it ends as if never stopped."""
-    run = process("benchmarks.faults.victim", tmp_path / "run", 10**6)
+@contextlib.contextmanager
+def running(*arguments, **options):
+    """A process that is gone afterwards, however the test ends."""
+    run = process(*arguments, **options)
     try:
-        assert any(line.startswith("training") for line in run.stdout)
-        with pytest.raises(RuntimeError, match=rf"is in use by process {run.pid} on .* use another `workdir`"):
-            make().fit(shuffled(X, Y, 4), steps=1, workdir=tmp_path / "run", progress=False)
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(timeout=120) == 143, run.stderr.read()[-2000:]
+        yield run
     finally:
         run.kill()
         run.communicate()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_a_process_that_is_told_to_end(number, code, tmp_path):
+    """A real one: its exit code, one more checkpoint; then it ends as if never stopped.
+
+    After Ctrl-C Python ends itself by SIGINT, for which a shell says 130.
+    """
+    with running("benchmarks.faults.victim", tmp_path / "run", 10**6) as run:
+        assert any(line.startswith("training") for line in run.stdout)
+        with pytest.raises(RuntimeError, match=rf"is in use by process {run.pid} on .* use another `workdir`"):
+            make().fit(shuffled(X, Y, 4), steps=1, workdir=tmp_path / "run", progress=False)
+        run.send_signal(number)
+        assert run.wait(timeout=120) == code, run.stderr.read()[-2000:]
     step = steps_of(tmp_path / "run")[-1]
     assert checkpoints.verify(checkpoints.Store(f"{tmp_path}/run/checkpoints").path(step)) is None
     with locking.hold(tmp_path / "run"):
         pass  # the lock went with the process
     resumed, whole = (victim.make_trainer(half=True, probe_every=0) for _ in range(2))
     assert step < 10**5
-    resumed.probe_every = whole.probe_every = 0
     victim.fit(resumed, tmp_path / "run", step + 5)
     victim.fit(whole, tmp_path / "whole", step + 5)
     assert victim.digest(resumed) == victim.digest(whole)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_an_experiment_that_is_told_to_end(number, code, tmp_path):
+    flags = {"steps": 10**6, "checkpoint_every": 5, "jit_compile": False, "probe_every": 0, "length": 4, "units": 2}
+    arguments = [f"--{name}={str(value).lower()}" for name, value in flags.items()]
+    # Its words go into a file: a pipe that nobody reads fills up.
+    with (
+        open(tmp_path / "said", "w") as said,
+        running("experiments.adding_problem", f"--workdir={tmp_path}/run", *arguments, stdout=said, stderr=said) as run,
+    ):
+        await_checkpoint(tmp_path / "run", run)
+        run.send_signal(number)
+        assert run.wait(timeout=120) == code
+    text = (tmp_path / "said").read_text()
+    step = steps_of(tmp_path / "run")[-1]
+    assert f"{number.name}: stopped at step {step:,}, checkpoint written" in text
+    again = f"interrupted. Start again to go on from the checkpoint of step {step:,}."
+    assert (again in text) == (number == signal.SIGINT) and "Traceback" not in text
+
+
+def await_checkpoint(workdir, run):
+    deadline = time.monotonic() + 120
+    while not steps_of(workdir):
+        assert run.poll() is None and time.monotonic() < deadline, "it made no checkpoint"
+        time.sleep(0.05)
+
+
+# The save at the signal takes a minute in its last part, when all files are there under another name.
+SLOW_SAVE = """
+import sys, time
+import keras
+from tests.reliability.test_signals import X, Y, make
+from tests.reliability.tools import shuffled
+from trainer import checkpoints
+options = {"workdir": sys.argv[1], "progress": False}
+make().fit(shuffled(X, Y, 4), steps=4, **options)
+
+def slow(path):
+    print("saving", flush=True)
+    time.sleep(60)
+
+checkpoints._flush = slow
+begun = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: print("training", flush=True))
+make().fit(shuffled(X, Y, 4), steps=10**9, callbacks=[begun], **options)
+"""
+
+
+def test_the_second_interrupt_ends_at_once_also_in_the_middle_of_a_save(tmp_path):
+    with running("-c", SLOW_SAVE, tmp_path / "run") as run:
+        assert "training\n" in run.stdout
+        run.send_signal(signal.SIGINT)
+        assert "saving\n" in run.stdout
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=30) == -signal.SIGINT
+    left = os.listdir(tmp_path / "run" / "checkpoints")
+    assert sorted(name[:9] for name in left) == [".writing-", "step-0000"] and steps_of(tmp_path / "run") == [4]
+    trainer = make()
+    trainer.fit(shuffled(X, Y, 4), steps=6, workdir=tmp_path / "run", progress=False)
+    assert (
+        steps_of(tmp_path / "run") == [4, 6] == [int(n[5:]) for n in sorted(os.listdir(tmp_path / "run/checkpoints"))]
+    )
 
 
 def test_one_process_at_a_time(tmp_path):

@@ -81,9 +81,9 @@ def scalars(workdir, run="train"):
 
 
 def process(module, *arguments, **options):
-    """Starts `python -m module` with pipes for what it prints."""
+    """Starts `python -m module` with pipes for what it prints; or, with "-c" for a module, the program after it."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": REPOSITORY}
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+    command = [sys.executable, *(["-m"] if module != "-c" else []), module, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=environment, **{**pipes, **options})
 
