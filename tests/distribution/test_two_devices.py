@@ -25,7 +25,7 @@ from tests.distribution.cases import (
     small_model,
 )
 from tests.trainer.tools import assert_identical_weights, assert_same_weights, dataset, mse, read_events
-from trainer import Trainer, batches
+from trainer import Trainer, batches, scaling
 
 
 @pytest.mark.parametrize(
@@ -143,6 +143,94 @@ def test_a_nan_on_the_second_device_only_changes_nothing_anywhere(two_devices):
         np.testing.assert_array_equal(old, new)
     trainer.fit(data, epochs=2, progress=False)  # and on it goes
     assert trainer.calls.skipped == 1 and trainer.host_step == 7
+
+
+def half_precision():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5, 3))
+    hidden = keras.layers.Dense(4, "tanh", dtype="mixed_float16")(keras.layers.Flatten()(inputs))
+    outputs = keras.layers.Dense(2, dtype="mixed_float16")(hidden)
+    return keras.Model(inputs, keras.layers.Rescaling(4.0, dtype="float32")(outputs))
+
+
+def test_the_loss_scale_falls_until_updates_are_finite_and_these_equal_one_device(two_devices):
+    """The scale itself does not: devices sum up gradients before they are divided, so it has to fall further."""
+    trained = []
+    for strategy in (None, two_devices):
+        trainer = made(strategy, model=half_precision, optimizer=lambda: keras.optimizers.SGD(0.001))
+        before = [weight.numpy() for weight in trainer.model.trainable_variables]
+        data = batched(36).repeat()  # the same in each update, so that a skipped one only comes later
+        while trainer.optimizer.iterations.numpy() < 20 and trainer.host_step < 60:
+            missing = 20 - int(trainer.optimizer.iterations.numpy())
+            trainer.fit(data, steps=trainer.host_step + missing, progress=False)
+        scale, skipped = trainer.loss_scale.value().numpy(), trainer.calls.skipped
+        assert 1 <= skipped <= 15, "the first scale was not too large, or none was small enough"
+        assert (trainer.host_step, scale) == (20 + skipped, scaling.INITIAL / 2.0**skipped)
+        trained.append(trainer)
+    one, two = trained
+    pairs = zip(before, one.model.trainable_variables, strict=True)
+    assert all(np.abs(weight.numpy() - old).max() > 0.002 for old, weight in pairs)
+    assert_same_weights(one.model, two.model, 1e-4)  # the steps of float16 are 2e-4 below 0.5
+    _assert_equal_copies(two, two_devices)
+
+
+def test_early_stopping_stops_at_the_same_step_and_restores_the_best_weights(two_devices):
+    """Held-out targets of a third: the loss on them falls while the outputs grow, and rises when they have passed."""
+    found = []
+    for strategy in (None, two_devices):
+        trainer, seen = made(strategy, optimizer=lambda: keras.optimizers.Adam(0.02)), []
+        spy = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda _, logs, trainer=trainer, seen=seen: seen.append(
+                (logs["val_loss"], trainer.model.get_weights())
+            )
+        )
+        stop = keras.callbacks.EarlyStopping(monitor="val_loss", patience=2, restore_best_weights=True)
+        held_out = dataset(X, Y / 3.0, MASK, batch=13)
+        trainer.fit(batched(13), epochs=60, eval_dataset=held_out, callbacks=[spy, stop], progress=False)
+        best = min(range(len(seen)), key=lambda index: seen[index][0])
+        assert 0 < best == len(seen) - 3, "the loss has a minimum, and it stops two epochs after it"
+        for weight, kept in zip(trainer.model.get_weights(), seen[best][1], strict=True):
+            np.testing.assert_array_equal(weight, kept)
+        found.append((trainer, [value for value, _ in seen]))
+    (one, first), (two, second) = found
+    assert one.host_step == two.host_step == 3 * len(first)
+    np.testing.assert_allclose(first, second, rtol=2e-5)
+    assert_same_weights(one.model, two.model)
+    _assert_equal_copies(two, two_devices)
+
+
+def _with_nan_in_the_last_row(*bad, count=14):
+    """Batches of 12; of the bad ones the second device has a NaN."""
+    x = np.concatenate([X] * 5)[: 12 * count].copy()
+    for index in bad:
+        x[12 * index + 11, 2, 1] = np.nan
+    return dataset(x, *(np.concatenate([array] * 5)[: 12 * count] for array in (Y, MASK)), batch=12)
+
+
+def test_raise_stops_both_devices_at_the_first_and_names_the_data(two_devices):
+    trainer = made(two_devices)
+    trainer.on_nonfinite = "raise"
+    with pytest.raises(FloatingPointError) as caught:
+        trainer.fit(_with_nan_in_the_last_row(5), steps=10, progress=False)
+    assert "The update of step 5 is not finite: loss/" in str(caught.value)
+    assert "the data themselves are not finite: batch[0] at example 11, time step 2" in str(caught.value)
+    oracle = made(None)
+    oracle.fit(_with_nan_in_the_last_row(), steps=5, progress=False)
+    assert_same_weights(trainer.model, oracle.model)
+    _assert_equal_copies(trainer, two_devices)
+
+
+def test_restore_goes_back_on_both_devices_and_on_with_the_data_that_come_then(two_devices, tmp_path):
+    """Checkpoint at step 4, batches 5-7 bad: back to step 4, on with batch 8. The oracle never saw batches 4-7."""
+    trainer = made(two_devices, optimizer=lambda: keras.optimizers.Adam(0.003))
+    trainer.on_nonfinite, trainer.max_skipped = "restore", 3
+    data = _with_nan_in_the_last_row(5, 6, 7)
+    trainer.fit(data, steps=10, checkpoint_every=4, workdir=tmp_path, progress=False)
+    oracle, good = made(None, optimizer=lambda: keras.optimizers.Adam(0.003)), _with_nan_in_the_last_row()
+    oracle.fit(good.take(4).concatenate(good.skip(8)), steps=10, progress=False)
+    assert (trainer.host_step, trainer.restores, trainer.optimizer.iterations.numpy()) == (10, 1, 10)
+    assert_same_weights(trainer.model, oracle.model)
+    _assert_equal_copies(trainer, two_devices)
 
 
 class Masks(Trainer):
