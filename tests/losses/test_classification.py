@@ -81,6 +81,54 @@ def test_categorical_focal(alpha):
     np.testing.assert_allclose(loss(ONE_HOT, LOGITS), expected, rtol=1e-4)
 
 
+EXTREME = np.array(
+    [[20.0, -20.0, 3.0], [9.0, -9.0, 0.0], [1e4, -1e4, 0.0], [-1e4, 1e4, 0.0], [0.3, -0.2, 1.0]], "float32"
+)
+
+
+def focal(targets, logits, gamma, alpha, smoothing):
+    """From the definition; nothing is clipped."""
+    logp = log_softmax(logits)
+    smooth = targets * (1 - smoothing) + smoothing / targets.shape[-1]
+    return (1.0 if alpha is None else alpha) * -(smooth * (1 - np.exp(logp)) ** gamma * logp).sum(-1)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("alpha", [None, 0.3])
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_categorical_focal_of_very_wrong_logits(gamma, alpha, smoothing):
+    targets, logits = np.eye(3)[[1, 1, 1, 1, 1]], tf.constant(EXTREME)
+    loss = losses.categorical_focal(gamma=gamma, alpha=alpha, label_smoothing=smoothing)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        values = loss(targets, logits)
+    np.testing.assert_allclose(values, focal(targets, EXTREME, gamma, alpha, smoothing), rtol=1e-5, atol=1e-6)
+    gradient = tape.gradient(values, logits).numpy()
+    steps = 1e-3 * np.eye(3)
+    for k in range(3):
+        up, down = (focal(targets, EXTREME + sign * steps[k], gamma, alpha, smoothing) for sign in (1, -1))
+        np.testing.assert_allclose(gradient[:, k], (up - down) / 2e-3, rtol=1e-3, atol=1e-5)
+    assert (np.abs(gradient[[0, 1, 2, 4], 1]) > 0.01).all(), "a wrong example learns nothing"
+
+
+def test_categorical_focal_of_a_class_that_is_ruled_out():
+    logits = tf.constant([[-np.inf, 1.0, 0.0]], tf.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        values = losses.categorical_focal(np.eye(3)[[1]], logits)
+    np.testing.assert_allclose(values, focal(np.eye(2)[[0]], np.array([[1.0, 0.0]]), 2.0, None, 0.0), rtol=1e-5)
+    assert np.isfinite(tape.gradient(values, logits)).all()
+
+
+def test_categorical_focal_of_probabilities():
+    probabilities = np.exp(log_softmax(LOGITS)).astype("float32")
+    options = {"gamma": 1.5, "alpha": 0.3, "label_smoothing": 0.1}
+    values = losses.categorical_focal(from_logits=False, **options)(ONE_HOT, 2 * probabilities)
+    np.testing.assert_allclose(values, focal(ONE_HOT, LOGITS, 1.5, 0.3, 0.1), rtol=1e-4)
+    keras_values = keras.losses.categorical_focal_crossentropy(ONE_HOT, probabilities, **options)
+    np.testing.assert_allclose(values, keras_values, rtol=1e-5)
+
+
 def test_focal_without_gamma_is_cross_entropy():
     plain = losses.binary_cross_entropy(BINARY, LOGITS)
     np.testing.assert_allclose(losses.binary_focal(gamma=0.0)(BINARY, LOGITS), plain, rtol=1e-4)
