@@ -19,11 +19,11 @@ from trainer import checkpoints
 IN_EVERY_RUN = "accumulation"  # Adam, three micro-batches per update, averages, masks, metrics
 
 
-def on_one_device(case, workdir):
+def on_one_device(case, workdir, steps=cases.UPDATES):
     trainer = cases.made(None, **cases.CASES[case])
     history = trainer.fit(
         cases.shuffled(),
-        steps=cases.UPDATES,
+        steps=steps,
         eval_dataset=cases.held_out(),
         eval_every=20,
         log_every=10,
@@ -65,6 +65,23 @@ def test_resume_from_two_processes_to_two_and_to_one(tmp_path):
     assert trainer.host_step == 40
     for index, variable in enumerate(trainer.model.variables):
         np.testing.assert_allclose(whole[f"weight{index}"], variable.numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.long
+def test_resume_from_one_process_to_two(tmp_path):
+    case = "accumulation"
+    whole, history = on_one_device(case, tmp_path / "whole")
+    on_one_device(case, tmp_path / "more" / "run", steps=15)
+    first, second = processes.run_workers(case, tmp_path / "more")
+    assert_equal(first, second)
+    # The row of step 15, at which the first run ended, is there: the second went on and did not begin anew.
+    assert [step for step, _ in read_events(tmp_path / "more" / "run" / "train")] == [0, 10, 15, 20, 30, 40]
+    for index, variable in enumerate(whole.model.variables):
+        np.testing.assert_allclose(first[f"weight{index}"], variable.numpy(), rtol=0, atol=1e-6)
+    for index, variable in enumerate(whole.optimizer.variables):
+        np.testing.assert_allclose(first[f"optimizer{index}"], variable.numpy(), rtol=0, atol=1e-6)
+    for name, values in history.items():  # of the last 20 updates; a `fit` that ends ends an epoch
+        np.testing.assert_allclose(first[f"history/{name}"][-1], values[-1], rtol=2e-5, err_msg=name)
 
 
 @pytest.mark.long
