@@ -71,13 +71,23 @@ def layers(package):
     return result
 
 
+def first_sentence(doc):
+    """The first paragraph of a docstring up to its first full stop, on one line.
+
+    >>> first_sentence("What it\\nis: this. And more.\\n\\nNot this.")
+    'What it is: this.'
+    """
+    paragraph = " ".join(doc.split("\n\n")[0].split())
+    return re.split(r"(?<=\.) ", paragraph)[0]
+
+
 def listing():
-    """The list in the guide: the modules of the trainer, from the bottom, with the first line of their docstrings."""
+    """The list in the guide: the modules of the trainer, from the bottom, with what their docstrings begin with."""
     lines = ["| layer | module | |", "|---|---|---|"]
     paths = modules("trainer")
     for index, names in enumerate(layers("trainer")):
         for name in names:
-            doc = (ast.get_docstring(ast.parse(paths[name].read_text())) or "").split("\n")[0]
+            doc = first_sentence(ast.get_docstring(ast.parse(paths[name].read_text())) or "")
             lines.append(f"| {index} | `{name}` | {doc.replace('|', chr(92) + '|')} |")
     return "\n".join(lines)
 

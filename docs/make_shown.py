@@ -11,6 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 PICTURES = pathlib.Path(__file__).resolve().parent / "pictures"
 # {file: (run below the directory, tag)}
 SHOWN = {
+    "copy-orthogonal.png": ("copy_memory/seed=0/train", "timestep/orthogonal/heatmap"),
+    "copy-rnn.png": ("copy_memory_cell=rnn/seed=0/train", "timestep/rnn/heatmap"),
     "gan.png": ("gan/seed=0/shown", "points_made"),
     "vae-reconstructions.png": ("vae/seed=0/shown", "reconstructions"),
     "vae-samples.png": ("vae/seed=0/shown", "samples"),

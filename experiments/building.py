@@ -138,7 +138,7 @@ def make_combiner(name, arguments, own=None):
     5
     """
     arguments = pairs(arguments)
-    if name == "weighted_sum" and not arguments:
+    if not arguments and isinstance(losses.combiner_from_name(name), losses.WeightedSum):
         return None
     return losses.combiner_from_name(name, **{**(own or {}), **arguments})
 

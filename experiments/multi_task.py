@@ -1,4 +1,4 @@
-"""Two tasks on one small trunk, whose gradients are often against each other: which combiner keeps both?
+"""Two tasks on one small trunk, against each other in half of the updates: which combiner keeps both?
 
     python -m experiments.multi_task --workdir=runs/multi_task
     python -m experiments.multi_task --workdir=runs/multi_task_sum --combiner=weighted_sum

@@ -12,7 +12,7 @@ episode: `policy` (advantages by Schulman et al. 2016), `value`, and the negativ
 Evaluations play 100 episodes with the more likely push, without chance; the `return` of the training is that of pushes
 drawn from the policy.
 
-Expect a `return` above 475 in about a minute on two CPU cores: seeds 0 to 4 all reached 500.
+Expect a `return` above 475 in less than a minute on two CPU cores: seeds 0 to 4 all reached 500.
 """
 
 import dataclasses

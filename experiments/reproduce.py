@@ -45,6 +45,7 @@ class Case(NamedTuple):
 
 # Beside the default flags, with which every experiment is run.
 FURTHER = (
+    Case("copy_memory", ("--cell=rnn",), expected=False),
     Case("helmholtz", ("--steps=40000",)),
     Case("helmholtz", ("--steps=40000", "--combiner=weighted_sum"), expected=False),
 )

@@ -3,8 +3,8 @@
 Every loss is called as `loss(targets, outputs)` and gives one value per example or per element; the caller
 reduces. Options are set by calling it with keywords only, which gives a loss with those options:
 
-    losses={"error": squared_error}          losses={"error": huber}          losses={"error":
-    huber(delta=2.0)}
+    losses={"error": squared_error}
+    losses={"error": huber(delta=2.0)}
 
 Losses that know which elements count (masked sequences) give the pair `(values, weights)` instead.
 """

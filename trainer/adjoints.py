@@ -161,7 +161,7 @@ class Loop:
         )
         found = {key: array.stack() for key, array in arrays.items()}
         return Adjoints(
-            _swap01(found["inputs"]) if inputs else None,
+            swap(found["inputs"]) if inputs else None,
             later[: len(self.initial)],
             sums,
             self._in_input_time(found["state_norms"]) if norms else None,
@@ -337,10 +337,6 @@ def _or_zeros(gradient, like, count):
 def _fold(tensor):
     """[time, batch, ...] to [time · batch, ...]."""
     return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
-
-
-def _swap01(tensor):
-    return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
 
 
 def _mean_norm(adjoints, valid):

@@ -9,10 +9,11 @@ import numbers
 import keras
 import tensorflow as tf
 
+import losses as losses_package
 from trainer.optimizers import OptimizerGroup
-from trainer.state import raw
+from trainer.state import path_of, raw
 
-# attribute of the optimizer → (how it is passed, what to use instead)
+# attribute of the optimizer → what to use instead
 _REFUSED = {
     "clipnorm": "Use the trainer's `clip_norm`, or override `transform_gradients` to clip each gradient by itself",
     "clipvalue": "Override `transform_gradients`, or use the trainer's `clip_norm`",
@@ -75,6 +76,21 @@ def check_decay(value):
     return float(value)
 
 
+def check_combiner(combiner):
+    """A combiner, from one, its name, or None for the plain sum."""
+    if combiner is None:
+        return losses_package.WeightedSum()
+    if isinstance(combiner, str):
+        return losses_package.combiner_from_name(combiner)
+    if not isinstance(combiner, losses_package.Combiner):
+        called = f"the class {combiner.__name__}" if isinstance(combiner, type) else f"a {type(combiner).__name__}"
+        raise TypeError(
+            f"`combiner` is {called}; it must be a combiner, such as losses.PCGrad(), or the name of one, such as "
+            "'pcgrad'. Make one by calling its class."
+        )
+    return combiner
+
+
 def check_losses(losses):
     """{name: callable}, from a dict or a single loss."""
     if losses is None:
@@ -127,14 +143,16 @@ def explained(method):
         try:
             signature.bind(self, *arguments, **options)
         except TypeError as error:
-            hints = [f"`{name}`: {_KERAS_WORDS[name]}" for name in options if name in _KERAS_WORDS]
-            hints += [f"second argument: {_KERAS_WORDS['y']}"] if len(arguments) > 1 else []
+            hints = [f"`{name}`: {_KERAS_WORDS[name]}." for name in options if name in _KERAS_WORDS]
+            positional = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+            if method.__name__ == "fit" and 1 + len(arguments) > len(positional):
+                hints.append(f"Second argument: {_KERAS_WORDS['y']}.")
             unknown = [name for name in options if name not in signature.parameters and name not in _KERAS_WORDS]
             for name in unknown:
                 near = difflib.get_close_matches(name, list(signature.parameters), 1)
                 hints += [f"`{name}`: did you mean `{near[0]}`?"] if near else []
-            advice = f" {'; '.join(hints)}." if hints else ""
-            raise TypeError(f"`{method.__name__}`: {error}.{advice}") from None
+            called = type(self).__name__ if method.__name__ == "__init__" else method.__name__
+            raise TypeError(" ".join([f"`{called}`: {error}.", *hints])) from None
         return method(self, *arguments, **options)
 
     return checked
@@ -233,7 +251,7 @@ def check_scope(strategy, model, optimizer, metrics):
     for owner, variables in owners.items():
         strangers = [v for v in variables if not strategy.extended.variable_created_in_scope(raw(v))]
         if strangers:
-            name = getattr(strangers[0], "path", strangers[0].name)
+            name = path_of(strangers[0])
             raise ValueError(
                 f"{len(strangers)} variables of the {owner} (e.g. {name!r}) were not made in the scope of the "
                 f"trainer's strategy, {type(strategy).__name__}; a strategy shares only variables that were. Make the "

@@ -14,7 +14,7 @@ from tensorflow.python.framework import op_callbacks  # what TensorFlow's own nu
 
 from trainer import checkpoints, debugging, persistence
 from trainer.layercalls import LayerCalls
-from trainer.state import ForwardScope, raw
+from trainer.state import ForwardScope, path_of, raw
 
 # Examples that are run one by one, where a loss or a gradient has no value of its own for each.
 _SINGLE_RUNS = 64
@@ -164,7 +164,7 @@ def _gradients(trainer, minimizer, part):
         for variable, gradient in zip(variables, group, strict=True):
             values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
             if values is not None and not _finite(values):
-                found.append((getattr(variable, "path", variable.name), values))
+                found.append((path_of(variable), values))
     return found
 
 

@@ -104,11 +104,11 @@ class CallbackBridge:
         self._validation = {f"val_{name}": value for name, value in results.items()}
         self._list.on_test_end(results)
 
-    def batch_begin(self, step):
+    def batch_begin(self):
         if self.every_update:
             self._list.on_train_batch_begin(self._batch)
 
-    def batch_end(self, step, logs):
+    def batch_end(self, logs):
         self._list.on_train_batch_end(self._batch, logs)
         self._batch += 1
 

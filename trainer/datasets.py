@@ -30,9 +30,9 @@ def as_dataset(data, batch_size=32, *, training=False, repeat=False):
         return _from_iterator(data)
     else:
         raise TypeError(
-            f"The dataset is a {type(data).__name__}; it must be a tf.data.Dataset of batches, arrays like (x, y), a "
+            f"The dataset is {_kind(data)}; it must be a tf.data.Dataset of batches, arrays like (x, y), a "
             "keras.utils.PyDataset, or a function that returns an iterator of batches. "
-            "Use e.g. tf.data.Dataset.from_tensor_slices((x, y)).batch(32)."
+            "Use e.g. tf.data.Dataset.from_tensor_slices((x, y)).batch(32), or np.asarray on lists."
         )
     return dataset.repeat() if repeat else dataset
 
@@ -43,6 +43,14 @@ def as_inputs(data, model):
     if isinstance(data, tuple | list) and count == len(data) > 1 and all(map(_is_array, data)):
         return (tuple(data),)
     return data
+
+
+def _kind(data):
+    """What the data are, in words: also what a tuple that holds no arrays holds."""
+    if not isinstance(data, tuple | list | dict) or not data:
+        return f"a {type(data).__name__}"
+    members = data.values() if isinstance(data, dict) else data
+    return f"a {type(data).__name__} of {', '.join(sorted({type(member).__name__ for member in members}))}"
 
 
 def _is_array(data):

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from trainer.state import raw
+from trainer.state import path_of, raw
 
 # Operations through which no gradient flows, by what a person would call them.
 _BLOCKERS = {
@@ -38,18 +38,14 @@ def explain(dead, forward, policy):
         terms = forward()
     sums = {name: term.sum for name, term in terms.items()}
     read = {id(variable) for variable in tape.watched_variables()}
-    lines = [f"No gradient reaches {[_path(variable) for variable in dead]} from any loss ({', '.join(sums)})."]
+    lines = [f"No gradient reaches {[path_of(variable) for variable in dead]} from any loss ({', '.join(sums)})."]
     for variable in dead:
-        lines.append(f"  {_path(variable)}: {_reason(raw(variable), read, list(sums.values()))}")
+        lines.append(f"  {path_of(variable)}: {_reason(raw(variable), read, list(sums.values()))}")
     lines.append(
         "Freeze them (`trainable = False`) or use their output in a loss."
         + (" To train without them, set `on_none_gradient = 'ignore'` on the trainer." if policy == "error" else "")
     )
     return "\n".join(lines)
-
-
-def _path(variable):
-    return getattr(variable, "path", variable.name)
 
 
 def _reason(variable, read, losses):

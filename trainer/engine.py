@@ -167,6 +167,12 @@ class Engine:
                 spec
             )
 
+    def take_batch(self, batch):
+        """A batch of arrays or tensors as tensors; an unbuilt model is built for it."""
+        batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
+        self.build(tf.nest.map_structure(tf.type_spec_from_value, batch))
+        return batch
+
     def _make_minimizer(self, name, compute_losses, variables, optimizer, loss_weights):
         listed = (lambda: list(variables)) if variables is not None else (lambda: self.trainable_variables)
         optimizer = self.optimizer if optimizer is None else arguments.check_optimizer(optimizer)

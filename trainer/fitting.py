@@ -207,7 +207,7 @@ class Fitting:
         """Runs to the next step at which something is due, and does it."""
         trainer, source = self._trainer, self._source
         begin, count = trainer.host_step, self._agreed[0] if self._agreed else self._updates_to_run()
-        self._callbacks.batch_begin(begin)
+        self._callbacks.batch_begin()
         try:
             ended, reports = self._update(count)
         except NonFiniteUpdates as error:
@@ -218,7 +218,7 @@ class Fitting:
         source.advance(done * trainer.accumulation_steps)
         ended = ended or source.remaining() == 0
         if self._callbacks.every_update and done:
-            self._callbacks.batch_end(begin, self._logs(self._epoch_so_far()))
+            self._callbacks.batch_end(self._logs(self._epoch_so_far()))
         if reports is not None:
             self._timesteps.write(self._files.train, trainer.host_step, reports)
         if self._progress.due():

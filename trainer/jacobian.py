@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from trainer import adjoints, diagnosis, memory
 from trainer.recorder import Recorder
-from trainer.state import raw, traced
+from trainer.state import path_of, raw, traced
 from trainer.steplosses import StepLosses
 
 # A cell that deviates by more than this when time steps are put together does not treat them alike.
@@ -44,8 +44,7 @@ class Passes:
     def __init__(self, owner, batch, request, reduce=None):
         self._owner, self._request = owner, request
         self._reduce = reduce or (lambda rows: rows)
-        self._batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
-        owner.build(tf.nest.map_structure(tf.type_spec_from_value, self._batch))
+        self._batch = owner.take_batch(batch)
         self._left_out = set()
         self._function = traced(self._chunk)
         self.needs = self._plan()
@@ -210,15 +209,9 @@ def row_norms(rows):
     return tf.cast(tf.sqrt(tf.reduce_sum(squares, axis=list(range(1, rows.shape.rank)))), tf.float32)
 
 
-def path_of(variable):
-    """The path of a Keras variable, the name of a `tf.Variable`."""
-    return getattr(variable, "path", None) or variable.name.split(":")[0]
-
-
 def choose_variables(owner, batch, wanted):
     """{path: variable}: all trainable ones, or those asked for by path or by themselves."""
-    batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
-    owner.build(tf.nest.map_structure(tf.type_spec_from_value, batch))
+    owner.take_batch(batch)
     known = {}
     for variable in owner.trainable_variables:
         path, count = path_of(variable), 2

@@ -264,8 +264,8 @@ class MicroStep:
         finished = []
         for group in gradients:
             kept = [(g, v) for g, v, live in zip(group, sources, self.live, strict=True) if live]
-            kept = [tf.zeros_like(variable) if gradient is None else gradient for gradient, variable in kept]
-            finished.append([stages.to_dense(gradient) for gradient in kept] if self._densify else kept)
+            kept = [(tf.zeros_like(v) if g is None else g, v) for g, v in kept]
+            finished.append([stages.to_dense(g, v.shape) if self._densify else g for g, v in kept])
         return finished, found, products
 
     def _cut_gradients(self, tape, targets, factors, variables, again):

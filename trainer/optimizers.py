@@ -4,7 +4,7 @@ import re
 
 import keras
 
-from trainer.state import raw
+from trainer.state import path_of, raw
 
 
 class OptimizerGroup:
@@ -48,7 +48,8 @@ class OptimizerGroup:
         pairs = list(zip(gradients, variables, strict=True))
         for pattern, optimizer in self._optimizers.items():
             own = [(g, v) for g, v in pairs if self._assigned[id(raw(v))] == pattern]
-            optimizer.apply([g for g, _ in own], [v for _, v in own])
+            if own:  # all of them may be frozen
+                optimizer.apply([g for g, _ in own], [v for _, v in own])
 
     @property
     def variables(self):
@@ -74,7 +75,8 @@ class OptimizerGroup:
 
 def trained_by(optimizer):
     """The variables an optimizer was built for. (Keras keeps the list in a private attribute only.)"""
-    return list(optimizer._trainable_variables)
+    members = optimizer.values() if isinstance(optimizer, OptimizerGroup) else [optimizer]
+    return [variable for member in members for variable in member._trainable_variables]
 
 
 def check_built_for(optimizer, variables):
@@ -82,7 +84,7 @@ def check_built_for(optimizer, variables):
     if isinstance(optimizer, OptimizerGroup) or not optimizer.built:
         return
     known = {id(raw(variable)) for variable in trained_by(optimizer)}
-    foreign = [getattr(v, "path", v.name) for v in variables if id(raw(v)) not in known]
+    foreign = [path_of(v) for v in variables if id(raw(v)) not in known]
     if foreign:
         raise ValueError(
             f"The optimizer was built for other variables; it does not know {foreign}. Make a new optimizer for each "

@@ -73,6 +73,7 @@ def save(trainer, source, store, loop, callbacks, *, score=None, urgent=False):
         "between_callbacks": callbacks.shared_state(),
         "loop": loop,
         "optimizers": _optimizers(trainer),
+        "losses": _losses(trainer),
         "given_learning_rates": trainer.given_learning_rates,
         "environment": environment(),
     }
@@ -96,6 +97,7 @@ def restore(trainer, source, store):
     path, manifest = found
     host = manifest["host"]
     _compare_optimizers(host, trainer, path)
+    _compare_losses(host["losses"], _losses(trainer), path)
     _compare_environment(host["environment"], path)
     trainer.restored_arrays = checkpoints.load(path, tracked_state(trainer, source))
     trainer.whole_copies.give()
@@ -255,6 +257,34 @@ def _optimizers(trainer):
         config = {k: v for k, v in optimizer.get_config().items() if k not in ("name", "learning_rate")}
         found.append([type(optimizer).__name__, config])
     return json.loads(json.dumps(found, default=str))
+
+
+def _losses(trainer):
+    """[[names of the losses, class of the combiner, its arguments]] of every minimizer, as JSON gives it back."""
+    found = []
+    for minimizer in trainer.minimizers.values():
+        combiner = minimizer.combiner
+        options = {name: getattr(combiner, name, None) for name in combiner.arguments()}
+        found.append([minimizer.names, type(combiner).__name__, options])
+    return json.loads(json.dumps(found, default=str))
+
+
+def _compare_losses(before, now, path):
+    """Weights and the state of combiners are restored by the order of the losses, whatever their names."""
+    for (old_names, old_kind, old), (names, kind, new) in zip(before, now, strict=False):
+        if old_names != names:
+            raise ValueError(
+                f"The checkpoint {path} was made with the losses {old_names}, in this order; now they are {names}. "
+                "Return the same ones in the same order, or use another workdir and `warm_start` for the weights."
+            )
+        if old_kind != kind:
+            raise ValueError(
+                f"The checkpoint {path} was made with the combiner {old_kind}, this trainer has {kind}. Use the same "
+                "one, or another workdir and `warm_start` for the weights."
+            )
+        changed = [f"{name}: {old.get(name)} → {new[name]}" for name in new if old.get(name) != new[name]]
+        if changed:
+            logging.warning("%s has other options than in the checkpoint (%s); they hold from now on.", kind, changed)
 
 
 def _compare_optimizers(host, trainer, path):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from losses import Combiner
 from trainer import stages
-from trainer.state import all_layers, raw
+from trainer.state import all_layers, path_of, raw
 
 HEAD_GRADIENTS = ("weighted", "own")
 
@@ -70,8 +70,7 @@ class CutTape:
         """(gradients of the features, dense; gradients of the sources that do not pass through them)."""
         shared = self._features.shared
         found = self._tape.gradient(target, shared + sources)
-        dense = [tf.zeros_like(h) if g is None else stages.to_dense(g) for g, h in zip(found, shared, strict=False)]
-        return dense, found[len(shared) :]
+        return stages.fill_missing(found[: len(shared)], shared), found[len(shared) :]
 
     def trunk(self, gradients, sources):
         """Gradients of the sources that pass through the features, from those of the features."""
@@ -168,7 +167,7 @@ def shared_mask(owner, variables):
         if not found:
             raise ValueError(
                 f"`shared_variables` has {_word(entry)!r}, which is no trainable variable, layer of one, or its name. "
-                f"Use some of {[_path(variable) for variable in variables]}."
+                f"Use some of {[path_of(variable) for variable in variables]}."
             )
         chosen |= {id(variable) for variable in found}
     return [id(variable) in chosen for variable in variables]
@@ -176,23 +175,19 @@ def shared_mask(owner, variables):
 
 def check_reached(variables, mask, live):
     """A shared variable without a gradient from any loss is refused."""
-    lost = [_path(v) for v, shared, reached in zip(variables, mask, live, strict=True) if shared and not reached]
+    lost = [path_of(v) for v, shared, reached in zip(variables, mask, live, strict=True) if shared and not reached]
     if lost:
-        reached = [_path(v) for v, alive in zip(variables, live, strict=True) if alive]
+        reached = [path_of(v) for v, alive in zip(variables, live, strict=True) if alive]
         raise ValueError(f"No loss reaches the shared variable(s) {lost}. Use some of {reached}.")
 
 
 def _variables_of(entry, variables):
     if isinstance(entry, str):
-        return [v for v in variables if f"/{_path(v)}/".find(f"/{entry}/") >= 0]
+        return [v for v in variables if f"/{path_of(v)}/".find(f"/{entry}/") >= 0]
     if isinstance(entry, keras.layers.Layer):
         own = {id(variable) for variable in entry.trainable_variables}
         return [v for v in variables if id(v) in own]
     return [v for v in variables if v is entry or raw(v) is raw(entry)]
-
-
-def _path(variable):
-    return getattr(variable, "path", variable.name)
 
 
 def _word(entry):

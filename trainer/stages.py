@@ -6,8 +6,15 @@ all_reduce → divide → combine → finite check → clip → optimizer.apply 
 import tensorflow as tf
 
 
-def to_dense(gradient):
-    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+def to_dense(gradient, shape=None):
+    """A dense gradient. With `shape`, the variable's, that is known in the graph, too.
+
+    Of a Dense layer on [batch, time, features] with an unknown batch TensorFlow knows only a part of it.
+    """
+    gradient = tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+    if shape is not None and not gradient.shape.is_fully_defined():
+        gradient.set_shape(shape)
+    return gradient
 
 
 def deduplicate(gradient):

@@ -130,3 +130,8 @@ def is_seed(variable):
 def raw(variable):
     """The `tf.Variable` behind a Keras variable, or the variable itself."""
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def path_of(variable):
+    """The path of a Keras variable, or the name of a `tf.Variable`: what errors and reports call it."""
+    return getattr(variable, "path", None) or variable.name.split(":")[0]

@@ -45,7 +45,7 @@ class Trainer(Hooks, Examination):
         losses: {name: callable(targets, outputs) or keras.losses.Loss}; left out by subclasses that override
             `compute_losses`. With several outputs a loss takes the output of its own name.
         loss_weights: {name: number or schedule of the step}; 1 for all by default.
-        combiner: how the losses become one update; `losses.WeightedSum()` by default.
+        combiner: how the losses become one update, from `losses` or by name; `losses.WeightedSum()` by default.
         metrics: {name: keras.metrics.Metric or a list of them}, or a list. With several outputs a metric takes the one
             of its own name, or with which its name begins: `label_accuracy` takes `label`.
         accumulation_steps: micro-batches per update.
@@ -83,6 +83,7 @@ class Trainer(Hooks, Examination):
     shared_variables: Any = None
     head_gradients: str = "weighted"  # what is not shared has the combiner's coefficients, too; or "own": it has none
 
+    @arguments.explained
     def __init__(
         self,
         model: Any,
@@ -90,7 +91,7 @@ class Trainer(Hooks, Examination):
         losses: Mapping[str, str | Callable] | None = None,
         *,
         loss_weights: Mapping[str, float | losses_package.Schedule] | None = None,
-        combiner: losses_package.Combiner | None = None,
+        combiner: str | losses_package.Combiner | None = None,
         metrics: Mapping[str, Any] | Sequence[keras.metrics.Metric] | None = None,
         accumulation_steps: int = 1,
         clip_norm: float | None = None,
@@ -124,7 +125,7 @@ class Trainer(Hooks, Examination):
         self.steps_per_call = arguments.check_steps_per_call(steps_per_call)
         self.run_eagerly = bool(run_eagerly)
         self.loss_weights = objective.LossWeights(loss_weights, self.make_variable)
-        self.combiner = losses_package.WeightedSum() if combiner is None else combiner
+        self.combiner = arguments.check_combiner(combiner)
         if self.losses and loss_weights and not self.overrides("compute_losses"):
             self._check_weight_names()
 

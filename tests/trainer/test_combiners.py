@@ -211,6 +211,44 @@ def test_famo_leaves_out_micro_batches_past_the_end_of_the_data(run_eagerly):
     assert np.isfinite(accumulated.combiner.logits.numpy()).all()
 
 
+def test_a_checkpoint_is_not_taken_up_by_other_losses_or_another_combiner(tmp_path):
+    """Both are restored by the order of the losses, so that the shapes fit whatever the names are."""
+
+    class Named(Trainer):
+        order = ("a", "b")
+
+        def compute_losses(self, batch, training):
+            error = tf.square(self.model(batch[0]) - batch[1])[:, 0]
+            return {name: error + 1.0 for name in self.order}
+
+    def run(steps, order=("a", "b"), combiner=None):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        weights = {"a": 1.0, "b": 7.0}
+        trainer = Named(model, keras.optimizers.SGD(0.01), loss_weights=weights, combiner=combiner)
+        trainer.order = order
+        trainer.fit(dataset(X, Y, batch=8).repeat(), steps=steps, workdir=tmp_path, progress=False)
+        return trainer
+
+    run(2, combiner="uncertainty")
+    with pytest.raises(ValueError, match=r"made with the losses \['a', 'b'\], in this order; now .*\['b', 'a'\]"):
+        run(4, order=("b", "a"), combiner="uncertainty")
+    with pytest.raises(ValueError, match="made with the combiner Uncertainty, this trainer has FAMO"):
+        run(4, combiner="famo")
+    assert run(4, combiner="uncertainty").combiner.updates.numpy() == 4
+
+
+def test_a_combiner_by_its_name_and_what_is_none():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    pair = {"square": "mse", "absolute": "mae"}
+    assert isinstance(Trainer(model, "sgd", pair, combiner="pcgrad").combiner, losses.PCGrad)
+    with pytest.raises(ValueError, match="'pcgard' is not a combiner; did you mean 'pcgrad'"):
+        Trainer(model, "sgd", pair, combiner="pcgard")
+    with pytest.raises(TypeError, match="`combiner` is the class PCGrad; .*by calling its class"):
+        Trainer(model, "sgd", pair, combiner=losses.PCGrad)
+    with pytest.raises(TypeError, match="`combiner` is a int; "):
+        Trainer(model, "sgd", pair, combiner=3)
+
+
 def test_the_same_losses_are_no_problem_for_others():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     train(model, dataset(X, Y, batch=8).repeat(), trainer_class=Sinking, steps=4, combiner=losses.ReLoBRaLo())

@@ -197,6 +197,31 @@ def test_optimizers_by_pattern_are_per_layer_learning_rates():
     np.testing.assert_allclose(weights(model)[1], bias - 0.01 * 2 * error.mean(axis=0), atol=1e-6)
 
 
+def test_freezing_with_optimizers_by_pattern():
+    """Frozen between two fits: one optimizer has nothing to do. What it never knew cannot be unfrozen."""
+    model = dense_model()
+    optimizer = {f".*{model.layers[0].name}/.*": keras.optimizers.SGD(0.1), ".*": keras.optimizers.Adam(0.01)}
+    trainer, data = Trainer(model, optimizer, {"error": mse()}), dataset(X, Y, batch=32).repeat()
+    trainer.fit(data, steps=2, progress=False)
+    before = model.get_weights()
+    model.layers[0].trainable = False
+    trainer.fit(data, steps=4, progress=False)
+    moved = [not np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True)]
+    assert moved == [False, False, True, True]
+    model.layers[0].trainable = True
+    trainer.fit(data, steps=5, progress=False)
+    assert not np.array_equal(before[0], model.get_weights()[0])
+
+    model = dense_model()
+    model.layers[0].bias.trainable = False
+    patterns = {".*kernel": keras.optimizers.SGD(0.1), ".*": keras.optimizers.SGD(0.1)}
+    trainer = Trainer(model, patterns, {"error": mse()})
+    trainer.fit(data, steps=1, progress=False)
+    model.layers[0].bias.trainable = True
+    with pytest.raises(ValueError, match="were not built for. With several optimizers by pattern"):
+        trainer.fit(data, steps=2, progress=False)
+
+
 def test_exclusion_from_weight_decay_is_kept():
     model, oracle = dense_model(), dense_model()
     for each, by_trainer in ((model, True), (oracle, False)):

@@ -171,7 +171,7 @@ def test_several_inputs(inputs):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((A, A), {"epochs": 1}, r"second argument: pass the targets with the inputs, as \(x, y\)"),
+        ((A, A), {"epochs": 1}, r"Second argument: pass the targets with the inputs, as \(x, y\)"),
         (((A, A),), {"epochs": 1, "validation_data": (A, A)}, "`validation_data`: it is called `eval_dataset`"),
         (((A, A),), {"epochs": 1, "verbose": 0}, "`verbose`: it is called `progress`"),
         (((A, A),), {"epoch": 1}, "`epoch`: did you mean `epochs`?"),

@@ -4,7 +4,7 @@ from trainer.probing.errors import ProbeError
 from trainer.probing.host import Presented, missing_capacity, present, present_examples
 from trainer.probing.loop import recurrent_loop
 from trainer.probing.probes import probe
-from trainer.probing.report import add, concatenate, scalars, totals, vectors
+from trainer.probing.report import add, scalars, totals, vectors
 from trainer.probing.session import ProbeSession
 from trainer.probing.shares import shares
 
@@ -13,7 +13,6 @@ __all__ = [
     "ProbeError",
     "ProbeSession",
     "add",
-    "concatenate",
     "missing_capacity",
     "present",
     "present_examples",

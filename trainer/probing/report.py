@@ -136,27 +136,6 @@ def _layer_scalars(sums, found, examples, scale):
     return result
 
 
-def concatenate(reports):
-    """Per-example reports of several micro-batches as one. They must be scaled by the examples of the whole
-    update.
-    """
-    joined = {}
-    for layer, first in reports[0].items():
-        joined[layer] = {}
-        for name in first:
-            parts = [report[layer][name] for report in reports]
-            if name in ("visits", "beyond"):
-                joined[layer][name] = tf.add_n(parts)
-            elif name == "weight" or name.startswith("weight/"):
-                squares = tf.add_n([tf.square(tf.cast(part, tf.float64)) for part in parts])
-                joined[layer][name] = tf.cast(tf.sqrt(squares * len(parts)), tf.float32)
-            elif name.startswith("weight_gradient/"):
-                joined[layer][name] = tf.add_n(parts)
-            else:
-                joined[layer][name] = tf.concat(parts, axis=0)
-    return joined
-
-
 def _mean(total, count):
     return tf.where(count > 0, total / count, float("nan"))
 
