@@ -1,5 +1,6 @@
 """`--strategy=multi_worker`: this process joins the others that TF_CONFIG names, and leaves them."""
 
+import contextlib
 import faulthandler
 import os
 import sys
@@ -34,10 +35,21 @@ def join():
     except RuntimeError as error:
         raise RuntimeError(
             f"`strategy` is multi_worker, but TensorFlow has run operations in this process already ({error}). Workers "
-            "join before the first one: start a new process, and make no tensor before `launch.run`."
+            "join before the first one: start a new process, and make no tensor before `launch.run` or `joined`."
         ) from error
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
+def joined():
+    """A context for a program of your own, with the strategy of all workers; the process ends with it, by `leave`."""
+    name = os.path.basename(sys.argv[0])
+    try:
+        yield join()
+    except BaseException as error:
+        leave(error, name)
+    leave()
 
 
 def check_flags(workers, config):
@@ -59,6 +71,8 @@ def leave(error=None, name=""):
         print(f"{name}: {error}", file=sys.stderr)
     elif isinstance(error, Exception):
         traceback.print_exception(error)
+    elif isinstance(error, SystemExit) and isinstance(error.code, str):
+        print(error.code, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     if not isinstance(error, WorkerLost):
@@ -70,5 +84,5 @@ def _code(error):
     if error is None:
         return 0
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else 1
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
     return {Refused: 2, WorkerLost: LOST, KeyboardInterrupt: 130}.get(type(error), 1)

@@ -9,9 +9,10 @@ import time
 
 import pytest
 
-from experiments import cluster, tf_config
+from experiments import cluster, joining, tf_config
 from experiments.verifying import compare
 from tests.distribution import processes
+from trainer.workers import WorkerLost
 
 ALIVE = "import os, sys, time, json, signal; open(os.environ['LOOPTAPE_HEARTBEAT'], 'w').write('7'); "
 RANK = "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']; "
@@ -177,10 +178,47 @@ def test_an_experiment_says_what_is_wrong_with_tf_config(tmp_path):
     assert "adding_problem: `strategy` is multi_worker: TF_CONFIG is '{}', which cannot be read" in done.stderr
 
 
+ENDS = {
+    "the body": (None, 0, ""),
+    "a loss": (WorkerLost("has lost another"), 75, "program.py: has lost another"),
+    "a stop": (SystemExit(143), 143, ""),
+    "an exit": (SystemExit(), 0, ""),
+    "a text": (SystemExit("no such file"), 1, "no such file"),
+    "Ctrl-C": (KeyboardInterrupt(), 130, ""),
+    "an error": (ValueError("a reason"), 1, "ValueError: a reason"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_program_of_ones_own_ends_with_the_codes_of_an_experiment(name, monkeypatch, capsys):
+    class Left(Exception):
+        """In place of the end of this process."""
+
+    def leave(code):
+        raise Left(code)
+
+    error, code, told = ENDS[name]
+    monkeypatch.setattr(joining, "join", lambda: "the strategy")
+    monkeypatch.setattr(joining, "_PULL_SECONDS", 0.0)
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(sys, "argv", ["/somewhere/program.py"])
+    with pytest.raises(Left) as left, joining.joined() as strategy:
+        assert strategy == "the strategy"
+        if error is not None:
+            raise error
+    assert left.value.args == (code,)
+    err = capsys.readouterr().err
+    assert told in err and bool(told) == bool(err)
+
+
+EXPERIMENT = [sys.executable, "-m", "experiments.adding_problem", "--strategy=multi_worker"]
+
+
 @pytest.mark.long
-def test_a_missing_worker_ends_the_wait(tmp_path):
-    """Without the launcher, too: an experiment does not wait for ever."""
-    command = [sys.executable, "-m", "experiments.adding_problem", "--strategy=multi_worker"]
+@pytest.mark.parametrize("program", ["experiment", "own"])
+def test_a_missing_worker_ends_the_wait(program, tmp_path):
+    """Without the launcher, too: neither an experiment nor a program of one's own waits for ever."""
+    command = EXPERIMENT if program == "experiment" else processes.worker("sgd", tmp_path)
     with processes.started([command, ["sleep", "600"]], tmp_path, LOOPTAPE_START_SECONDS="8") as both:
         begun = time.monotonic()
         assert processes.wait(both[:1], 90)[0] not in (None, 0)

@@ -1,6 +1,6 @@
 """One process of a cluster, for the tests: trains a small model and leaves what it reached in a file.
 
-python -m tests.distribution.worker <case> <directory> [<steps>], with TF_CONFIG set, or without for one device
+python -m tests.distribution.worker <case> <directory> [<steps>], with TF_CONFIG set
 """
 
 import json
@@ -13,7 +13,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from experiments import joining
 from tests.distribution import cases
@@ -34,10 +33,8 @@ class Slow(keras.callbacks.Callback):
         time.sleep(self._seconds)
 
 
-def main(case, directory, steps=cases.UPDATES):
-    # First of all: no operation of TensorFlow may run before.
-    strategy = tf.distribute.MultiWorkerMirroredStrategy() if "TF_CONFIG" in os.environ else None
-    rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if strategy else 0
+def main(strategy, case, directory, steps=cases.UPDATES):
+    rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     options = dict(cases.CASES[case])
     trainer = cases.made(strategy, **options)
     data = cases.broken() if case == "nan" else cases.shuffled(seed=4 + rank if case == "other data" else 4)
@@ -63,8 +60,5 @@ def main(case, directory, steps=cases.UPDATES):
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-        joining.leave()
-    except BaseException as error:
-        joining.leave(error, "worker")
+    with joining.joined() as everybody:
+        main(everybody, *sys.argv[1:])
