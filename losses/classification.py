@@ -24,14 +24,12 @@ def check_smoothing(from_logits, label_smoothing, **_):
 def sparse_categorical_cross_entropy(targets, outputs, *, from_logits=True, label_smoothing=0.0):
     """Cross-entropy with class numbers [batch, ...] or [batch, ..., 1] against [batch, ..., classes].
 
+    A label that is no class number is an error.
+
     >>> sparse_categorical_cross_entropy(tf.constant([1]), tf.constant([[0.0, 0.0]])).numpy().round(4)
     array([0.6931], dtype=float32)
     """
-    if label_smoothing:
-        targets = one_hot(class_numbers(targets, outputs), outputs)
-        return categorical_cross_entropy(targets, outputs, from_logits=from_logits, label_smoothing=label_smoothing)
-    targets = class_numbers(targets, outputs)
-    return keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=from_logits)
+    return sparse(targets, outputs, from_logits, label_smoothing, "sparse_categorical_cross_entropy")
 
 
 @loss_function(check=check_smoothing)
@@ -151,6 +149,15 @@ def categorical_hinge(targets, outputs):
     return keras.losses.categorical_hinge(*aligned(targets, outputs, "categorical_hinge"))
 
 
+def sparse(targets, outputs, from_logits, label_smoothing, name):
+    """Cross-entropy with class numbers, under the name of the loss that wants it."""
+    numbers = class_numbers(targets, outputs)
+    if not label_smoothing:  # TensorFlow looks at the labels itself
+        return keras.losses.sparse_categorical_crossentropy(numbers, outputs, from_logits=from_logits)
+    targets = one_hot(in_range(numbers, outputs, name), outputs)
+    return categorical_cross_entropy(targets, outputs, from_logits=from_logits, label_smoothing=label_smoothing)
+
+
 def class_numbers(targets, outputs):
     """Integer targets with one axis less than the outputs."""
     targets = tf.convert_to_tensor(targets)
@@ -169,3 +176,29 @@ def class_numbers(targets, outputs):
 def one_hot(numbers, outputs):
     """Class numbers as distributions like the outputs."""
     return tf.one_hot(numbers, tf.shape(outputs)[-1], dtype=outputs.dtype)
+
+
+def in_range(numbers, outputs, name, counted=True):
+    """The class numbers; an error if one that is `counted` (a bool tensor like them) is none of the outputs' classes.
+
+    Traced, the error comes when the update runs; compiled by XLA, which has no errors, never.
+
+    >>> in_range(tf.constant([1, -1]), tf.zeros([2, 3]), "ctc", tf.constant([True, False])).numpy().tolist()
+    [1, -1]
+    """
+    wide = tf.cast(numbers, tf.int64)  # 300 classes are not 300 as uint8
+    known = outputs.shape[-1]
+    classes = tf.cast(tf.shape(outputs)[-1] if known is None else known, tf.int64)
+    outside = counted & ((wide < 0) | (wide >= classes))
+    have = "the output has a number of classes" if known is None else f"the output has {known} classes"
+    last = "that number less 1" if known is None else known - 1
+    needed = f"{have}, so labels must lie between 0 and {last}. Check how the labels are made."
+    if tf.executing_eagerly():
+        if bool(tf.reduce_any(outside)):
+            raise ValueError(f"A label of loss {name!r} is {int(wide[outside][0])}; {needed}")
+        return numbers
+    # The label stands beside the text, not in it: XLA cannot format, and refuses to compile what does.
+    worst = tf.reduce_min(tf.where(outside, wide, tf.int32.max))
+    data = [f"A label of loss {name!r} is no class number; {needed}", tf.cast(worst, tf.int32)]
+    with tf.control_dependencies([tf.debugging.Assert(~tf.reduce_any(outside), data)]):
+        return tf.identity(numbers)

@@ -9,8 +9,8 @@ import math
 import keras
 import tensorflow as tf
 
-from losses.classification import check_smoothing, sparse_categorical_cross_entropy
-from losses.function import loss_function, require
+from losses.classification import check_smoothing, class_numbers, in_range, sparse
+from losses.function import aligned, loss_function, require
 from losses.regression import squared_error
 
 
@@ -19,21 +19,19 @@ def masked_cross_entropy(targets, outputs, *, padding=0, from_logits=True, label
     """Cross-entropy per token: class numbers [batch, time] against [batch, time, classes].
 
     Gives values and weights [batch, time]. Tokens equal to `padding` do not count; with `padding=None` all
-    do, unless the targets are the pair `(targets, mask)`.
+    do, unless the targets are the pair `(targets, mask)`. What does not count may be any number on both
+    sides, also none (NaN); what counts must be a class number.
 
     >>> values, weights = masked_cross_entropy(tf.constant([[1, 0]]), tf.zeros([1, 2, 2]))
     >>> values.numpy().round(4), weights.numpy()
     (array([[0.6931, 0.    ]], dtype=float32), array([[1., 0.]], dtype=float32))
     """
     targets, mask = with_mask(targets)
+    targets = class_numbers(targets, outputs)
     if padding is not None:
         mask = mask & tf.not_equal(targets, tf.cast(padding, targets.dtype))
-    values = sparse_categorical_cross_entropy(
-        tf.where(mask, targets, tf.zeros_like(targets)),
-        outputs,
-        from_logits=from_logits,
-        label_smoothing=label_smoothing,
-    )
+    targets = tf.where(mask, targets, tf.zeros_like(targets))
+    values = sparse(targets, hidden(outputs, mask), from_logits, label_smoothing, "masked_cross_entropy")
     return masked(values, mask)
 
 
@@ -42,8 +40,8 @@ def masked_squared_error(targets, outputs, *, padding=math.nan):
     """Squared error per time step, mean over the features: both [batch, time, features], or [batch, time].
 
     Gives values and weights [batch, time]. A time step with a target equal to `padding` (NaN by default) in
-    any feature does not count; with `padding=None` all do, unless the targets are the pair `(targets,
-    mask)`.
+    any feature does not count, whatever the output is there; with `padding=None` all do, unless the targets
+    are the pair `(targets, mask)`.
 
     >>> nan = float("nan")
     >>> values, weights = masked_squared_error(tf.constant([[1.0, nan]]), tf.constant([[3.0, 5.0]]))
@@ -55,12 +53,11 @@ def masked_squared_error(targets, outputs, *, padding=math.nan):
         targets = targets[..., tf.newaxis]
     if outputs.shape.rank == 2:
         outputs = outputs[..., tf.newaxis]
+    targets, outputs = aligned(targets, outputs, "masked_squared_error")
     if padding is not None:
         is_padding = tf.math.is_nan(targets) if math.isnan(padding) else tf.equal(targets, padding)
         mask = mask & ~tf.reduce_any(is_padding, axis=-1)
-    # The error at padding must be a number before weight 0 can remove it.
-    values = squared_error(tf.where(mask[..., tf.newaxis], targets, tf.zeros_like(targets)), outputs)
-    return masked(values, mask)
+    return masked(squared_error(hidden(targets, mask), hidden(outputs, mask)), mask)
 
 
 def check_blank(blank):
@@ -73,7 +70,7 @@ def ctc(targets, outputs, *, blank=0):
 
     Targets are labels [batch, length], padded with `blank`; outputs are logits [batch, time, classes]. If
     the outputs are padded too, pass the targets as the pair `(labels, output_lengths)` with the [batch]
-    number of valid time steps.
+    number of valid time steps. A label that is no class number is an error.
 
     >>> logits = tf.math.log(tf.constant([[[0.3, 0.7], [0.6, 0.4]]]))
     >>> ctc(tf.constant([[1]]), logits).numpy().round(4)  # -ln(.7 * .6 + .7 * .4 + .3 * .4)
@@ -88,9 +85,17 @@ def ctc(targets, outputs, *, blank=0):
         "[batch, length] and [batch, time, classes]",
         "Add the missing axes.",
     )
+    classes = outputs.shape[-1]
+    require(
+        classes is None or blank < classes,
+        f"`blank` of `ctc` is {blank}, and the outputs have {classes} classes",
+        f"one of the classes, {'at most ' + str(classes - 1) if classes else 'from 0 on'}",
+        "Make the last layer one wider than there are labels, or correct `blank`.",
+    )
     if lengths is None:
         lengths = tf.fill(tf.shape(outputs)[:1], tf.shape(outputs)[1])
     label_lengths = tf.reduce_sum(tf.cast(tf.not_equal(labels, blank), tf.int32), axis=-1)
+    labels = in_range(labels, outputs, "ctc", tf.sequence_mask(label_lengths, tf.shape(labels)[1]))
     return keras.ops.ctc_loss(labels, outputs, label_lengths, tf.cast(lengths, tf.int32), mask_index=blank)
 
 
@@ -101,6 +106,18 @@ def with_mask(targets):
         return tf.convert_to_tensor(targets), tf.cast(mask, tf.bool)
     targets = tf.convert_to_tensor(targets)
     return targets, tf.ones(tf.shape(targets)[:2], tf.bool)
+
+
+def hidden(tensor, mask):
+    """The tensor [batch, time, ...] with 1 where masked.
+
+    What is not a number at padding must be gone before the loss: weight 0 removes it from the value, but its
+    gradient, 0 times NaN, is none either. (1 is a logit, a probability and an output that every loss can take.)
+    """
+    shown = tf.where(mask[..., tf.newaxis], tensor, tf.ones_like(tensor))
+    if hasattr(tensor, "_keras_logits"):  # with which Keras computes the cross-entropy of a softmax exactly
+        shown._keras_logits = hidden(tensor._keras_logits, mask)
+    return shown
 
 
 def masked(values, mask):

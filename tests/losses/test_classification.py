@@ -55,6 +55,33 @@ def test_one_hot_targets_for_the_sparse_loss_are_refused():
         losses.sparse_categorical_cross_entropy(ONE_HOT, LOGITS)
 
 
+@pytest.mark.parametrize("label", [-1, 4, 260])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_label_that_is_no_class_is_refused(label, smoothing):
+    loss = losses.sparse_categorical_cross_entropy(label_smoothing=smoothing)
+    labels = np.array([0, 3, label, 2, 2])
+    message = f"A label of loss 'sparse_categorical_cross_entropy' is {label}; the output has 4 classes, .* 0 and 3"
+    with pytest.raises(ValueError if smoothing else tf.errors.InvalidArgumentError, match=message if smoothing else "label"):
+        loss(labels, LOGITS)
+    for shape in ([None, 4], [None, None]):
+        traced = tf.function(loss.__wrapped__, autograph=False)
+        signature = [tf.TensorSpec([None], tf.int64), tf.TensorSpec(shape, tf.float32)]
+        call = traced.get_concrete_function(*signature, from_logits=True, label_smoothing=smoothing)
+        beginning = rf"A label of loss .*is no class number; .*\[{label}\]" if smoothing else "label"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=beginning):
+            call(tf.constant(labels), tf.constant(LOGITS))
+        np.testing.assert_allclose(call(tf.constant(CLASSES), tf.constant(LOGITS)), loss(CLASSES, LOGITS), rtol=1e-6)
+
+
+def test_labels_are_looked_at_in_a_wider_type_and_by_xla_not_at_all():
+    loss = losses.sparse_categorical_cross_entropy(label_smoothing=0.1)
+    many = RNG.normal(size=(2, 300)).astype("float32")
+    few = np.array([7, 255], "uint8")
+    np.testing.assert_allclose(loss(few, many), loss(few.astype("int64"), many))
+    compiled = tf.function(lambda a, b: loss(a, b), autograph=False, jit_compile=True)
+    np.testing.assert_allclose(compiled(tf.constant(CLASSES), tf.constant(LOGITS)), loss(CLASSES, LOGITS), rtol=1e-5)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_binary_cross_entropy(smoothing):
     expected = binary(BINARY * (1 - smoothing) + 0.5 * smoothing, LOGITS).mean(-1)

@@ -53,6 +53,76 @@ def test_padding_that_is_no_class_number_has_no_gradient(smoothing):
     assert (gradient[tokens == -1] == 0).all() and (gradient[tokens != -1] != 0).all()
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("label", [-1, 5])
+def test_a_token_that_is_no_class_is_refused_where_it_counts(label, smoothing):
+    loss = losses.masked_cross_entropy(padding=None, label_smoothing=smoothing)
+    tokens = np.array([[3, 1, label, 0], [2, 4, 1, label]])
+    mask = tokens != label
+    message = f"A label of loss 'masked_cross_entropy' is {label}; the output has 5 classes" if smoothing else "label"
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=message):
+        loss(tokens, LOGITS)
+    traced = tf.function(lambda a, b: loss(a, b), autograph=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="A label of loss" if smoothing else "label"):
+        traced(tf.constant(tokens), tf.constant(LOGITS))
+    smooth = (1 - smoothing) * np.eye(5)[np.where(mask, tokens, 0)] + smoothing / 5
+    expected = -(smooth * log_softmax(LOGITS)).sum(-1) * mask
+    for call in (loss, traced):
+        values, weights = call((tf.constant(tokens), tf.constant(mask)), tf.constant(LOGITS))
+        np.testing.assert_allclose(values, expected, rtol=1e-5)
+        np.testing.assert_array_equal(weights, mask)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"from_logits": False}], ids=str)
+def test_tokens_at_padding_have_no_gradient_whatever_the_logits_are(options, bad):
+    mask = TOKENS != 0
+    clean = np.abs(LOGITS) / np.abs(LOGITS).sum(-1, keepdims=True) if "from_logits" in options else LOGITS
+    gradients, results = [], []
+    for outputs in (clean, np.where(mask[..., None], clean, bad)):
+        outputs = tf.constant(outputs, tf.float32)
+        with tf.GradientTape() as tape:
+            tape.watch(outputs)
+            values, weights = losses.masked_cross_entropy(**options)(TOKENS, outputs)
+            total = tf.reduce_sum(values * weights)
+        gradients.append(tape.gradient(total, outputs).numpy())
+        results.append(values.numpy())
+    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(*gradients)
+    assert (gradients[1][~mask] == 0).all() and (gradients[1][mask] != 0).any(-1).all()
+
+
+def test_the_logits_behind_a_softmax_are_still_used():
+    logits = tf.constant([[[30.0, -30.0], [1.0, 2.0]]])
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        loss = losses.masked_cross_entropy(padding=-1, from_logits=False)
+        values, _ = loss(np.array([[1, 0]]), keras.ops.softmax(logits))
+    expected = -np.take_along_axis(log_softmax(logits.numpy()), np.array([[[1], [0]]]), -1)[..., 0]
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+    assert (tape.gradient(values, logits).numpy() != 0).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_steps_at_padding_have_no_gradient_whatever_the_output_is(bad):
+    targets = np.array([[1.0, np.nan, 2.0]], "float32")
+    outputs = tf.constant([[3.0, bad, 5.0]])
+    with tf.GradientTape() as tape:
+        tape.watch(outputs)
+        values, _ = losses.masked_squared_error(targets, outputs)
+    np.testing.assert_array_equal(values, [[4.0, 0.0, 9.0]])
+    np.testing.assert_array_equal(tape.gradient(values, outputs), [[4.0, 0.0, 6.0]])
+
+
+def test_masked_squared_error_of_integers():
+    values, weights = losses.masked_squared_error(np.array([[1, 2]]), np.array([[3.0, 5.0]], "float32"))
+    np.testing.assert_array_equal(values, [[4.0, 9.0]])
+    np.testing.assert_array_equal(weights, [[1.0, 1.0]])
+    values, weights = losses.masked_squared_error(padding=-1)(np.array([[1, -1]]), np.array([[3.0, 5.0]], "float32"))
+    np.testing.assert_array_equal(values, [[4.0, 0.0]])
+    np.testing.assert_array_equal(weights, [[1.0, 0.0]])
+
+
 @pytest.mark.parametrize("padding", [np.nan, -7.0])
 def test_masked_squared_error(padding):
     targets = RNG.normal(size=(2, 3, 2)).astype("float32")
@@ -109,3 +179,22 @@ def test_ctc_with_output_lengths_and_another_blank():
 def test_ctc_refuses_other_shapes():
     with pytest.raises(ValueError, match=r"`ctc` got labels of shape \(2,\)"):
         losses.ctc(np.array([1, 2]), LOGITS)
+
+
+@pytest.mark.parametrize("label", [-1, 5])
+def test_ctc_refuses_labels_that_are_no_classes(label):
+    labels, fine = tf.constant([[1, 2], [label, 0]]), tf.constant([[1, 2], [3, 0]])
+    with pytest.raises(ValueError, match=f"A label of loss 'ctc' is {label}; the output has 5 classes, .* 0 and 4"):
+        losses.ctc(labels, LOGITS)
+    traced = tf.function(lambda a, b: losses.ctc(a, b), autograph=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="A label of loss .*ctc.* is no class number"):
+        traced(labels, tf.constant(LOGITS))
+    expected = [ctc_by_enumeration(row, logits) for row, logits in zip(([1, 2], [3]), LOGITS, strict=True)]
+    np.testing.assert_allclose(traced(fine, tf.constant(LOGITS)), expected, rtol=1e-5)
+
+
+def test_ctc_refuses_a_blank_that_is_no_class():
+    with pytest.raises(
+        ValueError, match=r"`blank` of `ctc` is 9, and the outputs have 5 classes; it must be .*at most 4"
+    ):
+        losses.ctc(blank=9)(np.array([[1, 2], [3, 9]]), LOGITS)
