@@ -18,7 +18,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/codespell *.md */*.md trainer losses models experiments
+	$(BIN)/codespell *.md */*.md docs/reference trainer losses models experiments dashboard benchmarks
 
 test: lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile

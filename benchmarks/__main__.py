@@ -4,7 +4,7 @@ python -m benchmarks [name …]
 
 Each runs in a process of its own. The n-th table that one prints replaces what stands in the README between
 `<!-- name n -->` and `<!-- end -->`; the text around it is written by hand. One that needs what is not installed
-(Lightning, Chromium) says so, and its table stays.
+(Orbit, Lightning, Chromium) says so, and its table stays.
 """
 
 import datetime

@@ -33,6 +33,9 @@ def last_image(run, tag):
 
 def main(directory):
     for file, (run, tag) in SHOWN.items():
+        if not (pathlib.Path(directory) / run).is_dir():
+            print(f"{run} is not there: {file} stays as it is")
+            continue
         (PICTURES / file).write_bytes(last_image(pathlib.Path(directory) / run, tag))
         print(PICTURES / file)
 

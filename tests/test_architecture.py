@@ -1,11 +1,17 @@
 """Imports point one way: losses ← trainer ← models ← experiments; the dashboard stands alone."""
 
 import ast
+import collections
+import re
+import sys
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
 
 from docs import make_map
+from trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("losses", "trainer", "models", "experiments", "dashboard", "benchmarks", "tests")
@@ -56,3 +62,29 @@ def test_the_map_knows_every_package():
     assert {name: edges <= ALLOWED[name] for name, edges in make_map.package_edges().items()} == dict.fromkeys(
         ALLOWED, True
     )
+
+
+def test_one_batch_crosses_ten_files_and_less_than_a_thousand_lines(tmp_path):
+    """The road from `fit` to the event file that the guide names: all of it is used, and it is short."""
+    road = make_map.GUIDE.read_text().split("follow one batch:")[1].split("On this road")[0]
+    files = [ROOT / "trainer" / name for name in re.findall(r"`(?:trainer/)?(\w+\.py)`", road)]
+    seen = collections.defaultdict(set)
+
+    def trace(frame, event, argument):
+        path = Path(frame.f_code.co_filename)
+        if path not in files:
+            return None
+        seen[path].add(frame.f_lineno)
+        return trace
+
+    x = np.ones([8, 3], "float32")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    trainer = Trainer(model, "sgd", {"error": "mse"})
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        trainer.fit((x, x[:, :1]), steps=1, workdir=tmp_path, progress=False)
+    finally:
+        sys.settrace(before)
+    assert len(files) == 10 and set(seen) == set(files)
+    assert 300 < sum(map(len, seen.values())) < 1000

@@ -12,7 +12,8 @@ from tests.test_readme import run_as_printed
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
-TEXTS = [*GUIDES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"))]
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "experiments/README.md")
+TEXTS = [*GUIDES, *sorted((ROOT / "docs" / "reference").glob("*.md")), *(ROOT / name for name in PAGES)]
 
 # What the reader of a reference page has already.
 PREPARED = """
@@ -82,7 +83,7 @@ def shortened(block):
     return block.replace("steps=1000,", "steps=50,")
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)]+)\)", path.read_text()):
         if "://" in target:
@@ -99,7 +100,7 @@ def anchors(path):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_commands_exist(path):
     text = path.read_text()
     for module in set(re.findall(r"python -m ((?:experiments|benchmarks|trainer|docs)[\w.]*)", text)):
