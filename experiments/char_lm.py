@@ -13,7 +13,8 @@ The experiment computes what there is to beat: a unigram and a 5-gram model of t
 Bell). Samples are in the run `shown`, under Text.
 
 Expect less than 2 `bits` per held-out character in about five minutes on two CPU cores: it reached 1.973, 1.998 and
-1.957 with seeds 0 to 2 on the library of Python 3.11, where the unigram has 4.39 and the 5-gram 2.06. With other versions the text is another.
+1.957 with seeds 0 to 2 on the library of Python 3.11, where the unigram has 4.39 and the 5-gram 2.06. With other
+versions the text is another.
 """
 
 import collections

@@ -10,11 +10,11 @@ Expect a `cross_entropy` below 0.01 in about a minute on two CPU cores: the orth
 0.0025 with seeds 0 to 2. The plain `rnn` stayed at 0.1739 with seeds 0 and 1 and came to 0.1642 with seed 2; the LSTM
 came to 0.1695 with seed 0.
 
-The Gradient Flow tab shows why (`tensorboard --logdir runs/copy`). At step 1,000 the state of the plain RNN of seed 0 has
-a gradient of 1.0e-2 at time step 110, the first answer, and of 2.1e-6 at time step 9, the last symbol: nothing tells the
-weights what to keep. Its horizon shrank from 120 time steps at step 50 to 25. With seed 2 the gradient arrives (1.7e-3 at
-time step 9, a median gain of 1.00), and that run begins to learn. The orthogonal cell's rows are level from the start,
-2.1e-3 and 2.2e-3 at these two places, with a median gain of 1.000.
+The Gradient Flow tab shows why (`tensorboard --logdir runs/copy`). At step 1,000 the state of the plain RNN of seed 0
+has a gradient of 1.0e-2 at time step 110, the first answer, and of 2.1e-6 at time step 9, the last symbol: nothing
+tells the weights what to keep. Its horizon shrank from 120 time steps at step 50 to 25. With seed 2 the gradient
+arrives (1.7e-3 at time step 9, a median gain of 1.00), and that run begins to learn. The orthogonal cell's rows are
+level from the start, 2.1e-3 and 2.2e-3 at these two places, with a median gain of 1.000.
 """
 
 import dataclasses
