@@ -78,6 +78,7 @@ class Worker:
         environment = {
             **os.environ,
             "TF_CONFIG": tf_config.make(addresses, rank),
+            "TF_GRPC_REUSE_PORT": "true",  # the ports are kept for it, see `kept_ports`
             "LOOPTAPE_HEARTBEAT": self._heartbeat,
             "LOOPTAPE_START_SECONDS": str(options.start_seconds),
             "PYTHONUNBUFFERED": "1",
@@ -146,11 +147,12 @@ class Cluster:
         options: of the command line.
         command: of each worker.
         directory: of the logs.
+        ports: one for each worker.
     """
 
-    def __init__(self, options, command, directory):
+    def __init__(self, options, command, directory, ports):
         self._options = options
-        addresses = [f"localhost:{port}" for port in free_ports(options.workers)]
+        addresses = [f"localhost:{port}" for port in ports]
         self.workers = [Worker(rank, command, addresses, directory, options) for rank in range(options.workers)]
         self._begun = time.monotonic()
 
@@ -217,16 +219,25 @@ def _joint_code(codes, why):
     return bad[0] if bad and len(set(bad)) == 1 else GIVEN_UP if bad or why else 0
 
 
-def free_ports(count):
-    """Ports that nobody listens on now, each once."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+@contextlib.contextmanager
+def kept_ports(count):
+    """A context with free ports, each once, that no other program gets before its end.
+
+    TensorFlow shares them if TF_GRPC_REUSE_PORT is "true": without that it could not listen on a port that is kept, and
+    with ports that are free but not kept another program might be faster.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             each.bind(("localhost", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+        yield [each.getsockname()[1] for each in sockets]
+
+
+def free_ports(count):
+    """Ports that nobody listens on now, each once. Another program may get them meanwhile; see `kept_ports`."""
+    with kept_ports(count) as ports:
+        return ports
 
 
 def run(options, command):
@@ -238,15 +249,16 @@ def run(options, command):
         signal.signal(number, lambda number, _: received.append(number))
     _say(f"{options.workers} workers of: {' '.join(command)}; logs in {directory}")
     for start in range(options.restarts + 1):
-        try:
-            cluster = Cluster(options, command, directory)
-        except OSError as error:
-            _say(f"{command[0]!r} cannot be started: {error}. Check the command after --.")
-            return 127
-        try:
-            code, why = cluster.watch(received)
-        finally:
-            cluster.kill()
+        with kept_ports(options.workers) as ports:
+            try:
+                cluster = Cluster(options, command, directory, ports)
+            except OSError as error:
+                _say(f"{command[0]!r} cannot be started: {error}. Check the command after --.")
+                return 127
+            try:
+                code, why = cluster.watch(received)
+            finally:
+                cluster.kill()
         if why:
             _say(why)
         if received:

@@ -43,10 +43,13 @@ def join():
 
 @contextlib.contextmanager
 def joined():
-    """A context for a program of your own, with the strategy of all workers; the process ends with it, by `leave`."""
+    """A context for a program of your own, with the strategy of all workers; the process ends with it, by `leave`.
+
+    Without TF_CONFIG the strategy is that of this process alone, to try the program.
+    """
     name = os.path.basename(sys.argv[0])
     try:
-        yield join()
+        yield join() if os.environ.get("TF_CONFIG") else tf.distribute.MultiWorkerMirroredStrategy()
     except BaseException as error:
         leave(error, name)
     leave()

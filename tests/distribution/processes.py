@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from experiments import tf_config
-from experiments.cluster import free_ports
+from experiments.cluster import kept_ports
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LIMIT = 240  # seconds for any of them, on a busy machine
@@ -19,12 +19,17 @@ LIMIT = 240  # seconds for any of them, on a busy machine
 @contextlib.contextmanager
 def started(commands, directory, **environment):
     """Starts one process per command with TF_CONFIG; kills what is left of them at the end."""
-    addresses = [f"localhost:{port}" for port in free_ports(len(commands))]
+    with kept_ports(len(commands)) as ports:
+        yield from _started(commands, directory, [f"localhost:{port}" for port in ports], environment)
+
+
+def _started(commands, directory, addresses, environment):
     processes = []
     try:
         for rank, command in enumerate(commands):
             with open(os.path.join(directory, f"log-{rank}"), "ab") as log:
-                own = {"TF_CONFIG": tf_config.make(addresses, rank), **variables(), **environment}
+                own = {"TF_CONFIG": tf_config.make(addresses, rank), "TF_GRPC_REUSE_PORT": "true"}
+                own |= {**variables(), **environment}
                 processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=log, start_new_session=True))
         yield processes
     finally:

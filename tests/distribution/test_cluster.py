@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ def launch(*options, code, **popen):
     return subprocess.Popen(command, env=processes.variables(), **pipes, **popen)
 
 
-def ended(process, limit=60):
+def ended(process, limit=200):
     """(exit code, standard output, standard error); the launcher is killed if it does not end."""
     try:
         out, err = process.communicate(timeout=limit)
@@ -52,16 +53,39 @@ def test_a_loss_starts_all_again_and_names_rank_and_step(tmp_path):
         + RANK
         + f"mark = {str(tmp_path / 'mark')!r}; first = not os.path.exists(mark); "
         + "rank == 1 and first and (open(mark, 'w').close(), os.kill(os.getpid(), 9)); "
-        + "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60 if first else 0); print('done', rank)"
+        + "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300 if first else 0); print('done', rank)"
     )
     begun = time.monotonic()
     options = ("--workers=2", "--grace_seconds=1", f"--logs={tmp_path}")
     status, out, err = ended(launch(*options, code=code))
     assert status == 0, err
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 150, "worker 0 was killed, not waited for"
     assert "worker 1 ended after step 7 with code 137 (SIGKILL)" in err
     assert "all workers are started again (1 of at most 3)" in err
     assert "done 0" in out and "done 1" in (tmp_path / "worker-1.log").read_text()
+
+
+def test_ports_are_kept_for_the_workers():
+    """Nobody gets them before a worker that shares them, as TensorFlow does with TF_GRPC_REUSE_PORT, and it can."""
+    code = (
+        ALIVE
+        + RANK
+        + "import errno, socket; assert os.environ['TF_GRPC_REUSE_PORT'] == 'true'; "
+        + "port = int(json.loads(os.environ['TF_CONFIG'])['cluster']['worker'][rank].split(':')[1]); "
+        + "assert socket.socket().connect_ex(('localhost', port)) == errno.ECONNREFUSED; "
+        + "assert isinstance(stolen(socket, port), OSError); "
+        + "own = socket.socket(); own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); "
+        + "own.bind(('', port)); own.listen(); socket.create_connection(('localhost', port)); print('connected')"
+    )
+    thief = (
+        "def stolen(socket, port):\n"
+        "    try:\n"
+        "        socket.socket().bind(('', port))\n"
+        "    except OSError as error:\n"
+        "        return error\n"
+    )
+    status, out, err = ended(launch("--workers=2", "--restarts=0", code=thief + code))
+    assert status == 0 and "connected" in out, out + err
 
 
 def test_new_starts_have_a_limit():
@@ -76,16 +100,17 @@ def test_wrong_flags_are_not_tried_again():
 
 def test_a_worker_that_does_not_find_the_others_ends_the_start_at_its_deadline():
     code = (
-        "import os, json, time; " + RANK + "rank == 0 and open(os.environ['LOOPTAPE_HEARTBEAT'], 'w'); time.sleep(60)"
+        "import os, json, time; " + RANK + "rank == 0 and open(os.environ['LOOPTAPE_HEARTBEAT'], 'w'); time.sleep(300)"
     )
     begun = time.monotonic()
     status, _, err = ended(launch("--workers=2", "--start_seconds=2", "--restarts=0", code=code))
-    assert status in (75, 137) and 2 <= time.monotonic() - begun < 20
-    assert "workers [1] had not found the others after 2 s" in err
+    assert status in (75, 137) and 2 <= time.monotonic() - begun < 150
+    # Worker 0 may be slow to start, too; the seconds are those at which somebody looked.
+    assert re.search(r"workers \[(0, )?1\] had not found the others after \d+ s", err), err
 
 
 def test_workers_that_hang_are_killed():
-    code = ALIVE + "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    code = ALIVE + "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
     status, _, err = ended(launch("--workers=2", "--hang_seconds=1", "--restarts=0", code=code))
     assert status in (75, 137) and "worker 0 runs, after step 7, but gave no sign of life for 1 s" in err
 
@@ -93,15 +118,15 @@ def test_workers_that_hang_are_killed():
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_signals_go_to_all_workers(tmp_path, stubborn):
     answer = "signal.SIG_IGN" if stubborn else "lambda *_: (print('stopped', flush=True), sys.exit(143))"
-    code = ALIVE + f"signal.signal(signal.SIGTERM, {answer}); print('ready', flush=True); time.sleep(60)"
+    code = ALIVE + f"signal.signal(signal.SIGTERM, {answer}); print('ready', flush=True); time.sleep(300)"
     process = launch("--workers=2", "--grace_seconds=1", f"--logs={tmp_path}", code=code)
     logs = [tmp_path / f"worker-{rank}.log" for rank in range(2)]
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while not all(log.exists() and "ready" in log.read_text() for log in logs):
         assert time.monotonic() < end
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    status, _, err = ended(process, 20)
+    status, _, err = ended(process)
     assert status == 143 and "started again" not in err
     assert [("stopped" in log.read_text()) for log in logs] == [not stubborn] * 2
     assert ("1 s after SIGTERM to all" in err) == stubborn
@@ -198,6 +223,7 @@ def test_a_program_of_ones_own_ends_with_the_codes_of_an_experiment(name, monkey
         raise Left(code)
 
     error, code, told = ENDS[name]
+    monkeypatch.setenv("TF_CONFIG", GOOD)
     monkeypatch.setattr(joining, "join", lambda: "the strategy")
     monkeypatch.setattr(joining, "_PULL_SECONDS", 0.0)
     monkeypatch.setattr(os, "_exit", leave)
