@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -59,8 +60,10 @@ def test_sigterm_ends_an_experiment_with_143(tmp_path):
     workdir = tmp_path / "run"
     done = launched(tmp_path, f"--workdir={workdir}", "--steps=100000000", "--checkpoint_every=10")
     try:
+        end = time.monotonic() + 300
         while not os.path.isdir(workdir / "checkpoints") and done.poll() is None:
-            pass
+            assert time.monotonic() < end, "no checkpoint"
+            time.sleep(0.05)
         done.send_signal(signal.SIGTERM)
         assert done.wait(timeout=120) == 143, done.stderr.read()[-2000:]
     finally:
