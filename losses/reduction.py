@@ -5,6 +5,7 @@ micro-batches or replicas it was computed in. Sums and divisors add up over thos
 reports the two apart, and the division happens once, at the end.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -83,6 +84,23 @@ def _expand_to(weights, values, name):
     return weights
 
 
+def _broadcast_divisor(weights, values):
+    """(Σ w over the values' elements, ratio, whether it is ratio · Σ w of any other values with these weights).
+
+    Elements that share a weight because it was broadcast count each. An axis of which only the run knows whether the
+    weights are 1 there is looked at when it runs; if it is the first, the batch, it is as long for all values.
+    """
+    pairs = list(zip(weights.shape, values.shape, strict=True))
+    unknown = [axis for axis, (w, v) in enumerate(pairs) if (w is None and v != 1) or (w == 1 and v is None)]
+    ratio = math.prod((v for w, v in pairs if w == 1 and v is not None), start=1.0)
+    total = tf.reduce_sum(weights)
+    if not unknown:
+        return total * ratio, ratio, True
+    repeats = tf.reduce_prod(tf.where(tf.equal(tf.shape(weights), 1), tf.shape(values), 1))
+    alike = unknown == [0] and pairs[0][0] is None
+    return total * tf.cast(repeats, tf.float32), ratio if alike else 1.0, alike
+
+
 def reduce_term(name, loss, examples):
     """Turns what a loss returned into a `Term`.
 
@@ -129,17 +147,8 @@ def reduce_term(name, loss, examples):
             )
         expanded = _expand_to(weights, values, name)
         total = tf.reduce_sum(values * expanded)
-        # Elements that share a weight because it was broadcast count each.
-        repeats = [v for w, v in zip(expanded.shape, values.shape, strict=True) if w == 1 and v != 1]
-        if None in repeats:
-            divisor = tf.reduce_sum(tf.broadcast_to(expanded, tf.shape(values)))
-            key, ratio = ("own", name), 1.0
-        else:
-            ratio = 1.0
-            for repeat in repeats:
-                ratio *= repeat
-            divisor = tf.reduce_sum(weights) * ratio
-            key = ("weights", id(original))
+        divisor, ratio, alike = _broadcast_divisor(expanded, values)
+        key = ("weights", id(original)) if alike else ("own", name)
     if is_sum:
         return Term(total, tf.ones([]), ("one",), 1.0)
     return Term(total, divisor, key, ratio)

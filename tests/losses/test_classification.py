@@ -61,7 +61,9 @@ def test_a_label_that_is_no_class_is_refused(label, smoothing):
     loss = losses.sparse_categorical_cross_entropy(label_smoothing=smoothing)
     labels = np.array([0, 3, label, 2, 2])
     message = f"A label of loss 'sparse_categorical_cross_entropy' is {label}; the output has 4 classes, .* 0 and 3"
-    with pytest.raises(ValueError if smoothing else tf.errors.InvalidArgumentError, match=message if smoothing else "label"):
+    with pytest.raises(
+        ValueError if smoothing else tf.errors.InvalidArgumentError, match=message if smoothing else "label"
+    ):
         loss(labels, LOGITS)
     for shape in ([None, 4], [None, None]):
         traced = tf.function(loss.__wrapped__, autograph=False)
