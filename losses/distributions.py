@@ -44,13 +44,15 @@ def gaussian_kl(targets, outputs, *, free_bits=0.0):
 def gaussian_negative_log_likelihood(targets, outputs):
     """-log N(targets | mean, variance), the reconstruction term for real data; outputs are the Gaussian.
 
+    The log-variance has the shape of the mean, 1 in some of its axes, or is one number.
+
     >>> outputs = (tf.constant([[1.0]]), tf.constant([[0.0]]))
     >>> gaussian_negative_log_likelihood(tf.constant([[1.0]]), outputs).numpy().round(4)
     array([0.9189], dtype=float32)
     """
     mean, log_variance = gaussian(outputs, "gaussian_negative_log_likelihood")
     targets, mean = aligned(targets, mean, "gaussian_negative_log_likelihood")
-    log_variance = tf.reshape(log_variance, tf.shape(mean))
+    log_variance = like(log_variance, mean, "gaussian_negative_log_likelihood")
     values = tf.square(targets - mean) * tf.exp(-log_variance) + log_variance + math.log(2.0 * math.pi)
     return per_example(0.5 * values)
 
@@ -93,6 +95,30 @@ def gaussian(value, name):
         "Make the layer twice as wide as the latent.",
     )
     return tf.split(value, 2, axis=-1)
+
+
+def like(log_variance, mean, name):
+    """The log-variance with as many axes as the mean, to whose shape it broadcasts: no example gets another's.
+
+    >>> like(tf.zeros([5]), tf.zeros([5, 1]), "gaussian_negative_log_likelihood").shape.as_list()
+    [5, 1]
+    """
+    given = log_variance.shape
+    if given.rank == mean.shape.rank - 1 and given.rank:
+        log_variance = log_variance[..., tf.newaxis]
+    elif given.rank == mean.shape.rank + 1 and given[-1] == 1:
+        log_variance = tf.squeeze(log_variance, -1)
+    shape = log_variance.shape
+    fits = shape.rank == mean.shape.rank and all(
+        v in (None, 1) or m is None or v == m for v, m in zip(shape, mean.shape, strict=True)
+    )
+    require(
+        fits or shape.rank == 0,
+        f"`{name}` got a mean of shape {mean.shape} and a log-variance of shape {given}",
+        "equal shapes, or 1 in axes of the log-variance that it is the same along",
+        "Correct the layer that makes the log-variance, or transpose its output.",
+    )
+    return log_variance
 
 
 def per_example(values):

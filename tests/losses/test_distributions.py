@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -76,3 +78,31 @@ def test_bernoulli_likelihood_sums_over_the_image():
 def test_what_is_no_gaussian_is_refused(outputs, message):
     with pytest.raises(ValueError, match=message):
         losses.standard_normal_kl(None, outputs)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 1), (1, 3), (1, 1), ()], ids=str)
+def test_a_log_variance_that_is_the_same_along_some_axes(shape):
+    rng = np.random.default_rng(3)
+    targets, mean = rng.normal(size=(2, 4, 3)).astype("float32")
+    log_variance = rng.normal(size=shape).astype("float32")
+    full = np.broadcast_to(log_variance, (4, 3)).astype("float64")
+    expected = 0.5 * ((targets - mean) ** 2 / np.exp(full) + full + np.log(2 * np.pi)).sum(-1)
+    values = losses.gaussian_negative_log_likelihood(targets, (mean, log_variance))
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+def test_a_log_variance_of_one_number_per_example_may_miss_the_last_axis():
+    rng = np.random.default_rng(3)
+    targets, mean, log_variance = rng.normal(size=(3, 4)).astype("float32")
+    expected = 0.5 * ((targets - mean) ** 2 / np.exp(log_variance) + log_variance + np.log(2 * np.pi))
+    for shapes in itertools.product([(4,), (4, 1)], repeat=3):
+        parts = [part.reshape(shape) for part, shape in zip((targets, mean, log_variance), shapes, strict=True)]
+        values = losses.gaussian_negative_log_likelihood(parts[0], tuple(parts[1:]))
+        np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (12,), (2, 6), (4, 3, 2), (4, 6)], ids=str)
+def test_a_log_variance_of_another_shape_is_refused(shape):
+    message = r"got a mean of shape \(4, 3\) and a log-variance of shape .*; it must be equal shapes.*Correct the layer"
+    with pytest.raises(ValueError, match=message):
+        losses.gaussian_negative_log_likelihood(tf.zeros([4, 3]), (tf.zeros([4, 3]), tf.zeros(shape)))
