@@ -12,6 +12,7 @@ Losses that know which elements count (masked sequences) give the pair `(values,
 import difflib
 import functools
 import inspect
+import numbers
 
 import tensorflow as tf
 
@@ -120,3 +121,15 @@ def require(condition, received, needed, advice):
     """Raises the three-part error of this project: what was received, what is needed, what to do."""
     if not condition:
         raise ValueError(f"{received}; it must be {needed}. {advice}")
+
+
+def whole(name, value, least, advice):
+    """The value as an int; an error if it is not a whole number (a bool is none) or is below `least`.
+
+    >>> whole("window", 3, 1, "Use the number of updates in an epoch.")
+    3
+    """
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    require(is_whole, f"`{name}` is {value!r}", f"a whole number, at least {least}", advice)
+    require(value >= least, f"`{name}` is {value}", f"at least {least}", advice)
+    return int(value)

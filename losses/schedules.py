@@ -11,7 +11,7 @@ import math
 
 import tensorflow as tf
 
-from losses.function import require
+from losses.function import require, whole
 
 
 class Schedule:
@@ -121,7 +121,9 @@ class Piecewise(Schedule):
     values: tuple
 
     def __post_init__(self):
-        object.__setattr__(self, "boundaries", tuple(self.boundaries))
+        advice = "It counts steps (optimizer updates)."
+        boundaries = tuple(whole("boundaries", boundary, 0, advice) for boundary in self.boundaries)
+        object.__setattr__(self, "boundaries", boundaries)
         object.__setattr__(self, "values", tuple(self.values))
         require(
             len(self.values) == len(self.boundaries) + 1,
@@ -190,7 +192,7 @@ class CyclicalKL(Schedule):
 
     def __post_init__(self):
         finite(self, "weight", "ramp")
-        counts(self, period=1)
+        counts(self, period=2)  # the first step of each period has the weight 0: with one step, all have
         require(0 < self.ramp <= 1, f"`ramp` is {self.ramp}", "above 0 and at most 1", "The paper's is 0.5.")
         if self.cycles is not None:
             counts(self, cycles=1)

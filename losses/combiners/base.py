@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from losses.combiners.gramian import gramian
-from losses.function import require
+from losses.function import require, whole
 
 
 class Combiner:
@@ -56,14 +56,12 @@ class Combiner:
     frozen: tf.Variable
 
     def __init__(self, *, update_every=1, warmup_steps=0, moving_average=0.0, clip=None, normalize=False):
-        require(update_every >= 1, f"`update_every` is {update_every}", "at least 1", "Use 1 for each update.")
-        require(warmup_steps >= 0, f"`warmup_steps` is {warmup_steps}", "at least 0", "Use 0 for no warm-up.")
         average = f"`moving_average` is {moving_average}"
         require(0 <= moving_average < 1, average, "in [0, 1)", "Use 0 for no average.")
         ordered = clip is None or (len(clip) == 2 and 0 <= clip[0] < clip[1])
         require(ordered, f"`clip` is {clip}", "(low, high) with 0 <= low < high", "Use None for no bounds.")
-        self.update_every = update_every
-        self.warmup_steps = warmup_steps
+        self.update_every = whole("update_every", update_every, 1, "Use 1 for each update.")
+        self.warmup_steps = whole("warmup_steps", warmup_steps, 0, "Use 0 for no warm-up.")
         self.moving_average = moving_average
         self.clip = None if clip is None else (float(clip[0]), float(clip[1]))
         self.normalize = normalize

@@ -6,7 +6,7 @@ from losses.combiners.base import Combiner
 from losses.combiners.gramian import directions
 from losses.combiners.random import permutations
 from losses.combiners.simplex import simplex_minimum
-from losses.function import require
+from losses.function import require, whole
 
 RESCALES = (None, "square", "linear")
 
@@ -41,8 +41,7 @@ class PCGrad(DirectionCombiner):
 
     def __init__(self, seed=0, warmup_steps=0):
         super().__init__(warmup_steps)
-        require(seed >= 0, f"`seed` is {seed}", "at least 0", "Any non-negative integer will do.")
-        self.seed = seed
+        self.seed = whole("seed", seed, 0, "Any non-negative integer will do.")
 
     def propose(self, losses, present, measured):
         return pcgrad(measured, permutations(self.seed, self.updates, len(self.names)), present)

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from losses.combiners.base import Combiner
 from losses.combiners.random import uniform
-from losses.function import require
+from losses.function import require, whole
 
 
 class DynamicWeightAverage(Combiner):
@@ -30,9 +30,8 @@ class DynamicWeightAverage(Combiner):
 
     def __init__(self, window=100, temperature=2.0, **guards):
         super().__init__(**guards)
-        require(window >= 1, f"`window` is {window}", "at least 1", "Use the number of updates in an epoch.")
         require(temperature > 0, f"`temperature` is {temperature}", "above 0", "The paper's is 2.")
-        self.window = window
+        self.window = whole("window", window, 1, "Use the number of updates in an epoch.")
         self.temperature = temperature
 
     def create(self, count):
@@ -92,11 +91,10 @@ class ReLoBRaLo(Combiner):
         require(0 <= alpha <= 1, f"`alpha` is {alpha}", "in [0, 1]", "The paper's is 0.95.")
         require(0 <= expected_rho <= 1, f"`expected_rho` is {expected_rho}", "in [0, 1]", "The paper's is 0.99.")
         require(temperature > 0, f"`temperature` is {temperature}", "above 0", "The default is 1.")
-        require(seed >= 0, f"`seed` is {seed}", "at least 0", "Any non-negative integer will do.")
         self.alpha = alpha
         self.expected_rho = expected_rho
         self.temperature = temperature
-        self.seed = seed
+        self.seed = whole("seed", seed, 0, "Any non-negative integer will do.")
 
     def create(self, count):
         self.add("balance", tf.ones([count]))

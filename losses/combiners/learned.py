@@ -1,5 +1,8 @@
 """Combiners that learn one number per loss from loss values alone: Uncertainty and FAMO."""
 
+import math
+import numbers
+
 import tensorflow as tf
 
 from losses.combiners.adam import Learned
@@ -18,7 +21,8 @@ class Uncertainty(Learned, Combiner):
 
     Args:
         learning_rate: Of s.
-        classification: Names of losses in the classification form, e^-s L + s / 2 (fixed point s = ln 2L).
+        classification: Names of losses in the classification form, e^-s L + s / 2 (fixed point s = ln 2L), or
+            one name.
 
     >>> combiner = Uncertainty()
     >>> combiner.build(["error", "penalty"])
@@ -33,7 +37,8 @@ class Uncertainty(Learned, Combiner):
         super().__init__(**guards)
         require(learning_rate > 0, f"`learning_rate` is {learning_rate}", "above 0", "The default is 1e-3.")
         self.learning_rate = learning_rate
-        self.classification = tuple(classification)
+        # A string is one name, not its letters.
+        self.classification = (classification,) if isinstance(classification, str) else tuple(classification)
 
     def create(self, count):
         unknown = [name for name in self.classification if name not in self.names]
@@ -105,6 +110,13 @@ class FAMO(Learned, Combiner):
         require(epsilon > 0, f"`epsilon` is {epsilon}", "above 0", "The default is 1e-8.")
         self.learning_rate = learning_rate
         self.decay = decay
+        bounds = minimum.values() if isinstance(minimum, dict) else [minimum]
+        require(
+            all(map(is_finite, bounds)),
+            f"`minimum` is {minimum!r}",
+            "a finite number, or a dict of them by loss",
+            "The default is 0.",
+        )
         self.minimum = dict(minimum) if isinstance(minimum, dict) else minimum
         self.epsilon = epsilon
 
@@ -149,6 +161,11 @@ class FAMO(Learned, Combiner):
 
     def _distance(self, losses):
         return tf.maximum(self.above(losses), 0.0) + self.epsilon
+
+
+def is_finite(value):
+    """Whether something is a number, and neither NaN nor infinite."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def famo(distance, logits, present):

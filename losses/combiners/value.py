@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from losses.combiners.base import Combiner
 from losses.combiners.random import normal
-from losses.function import require
+from losses.function import require, whole
 
 
 class WeightedSum(Combiner):
@@ -57,8 +57,7 @@ class RandomWeights(Combiner):
 
     def __init__(self, seed=0, **guards):
         super().__init__(**guards)
-        require(seed >= 0, f"`seed` is {seed}", "at least 0", "Any non-negative integer will do.")
-        self.seed = seed
+        self.seed = whole("seed", seed, 0, "Any non-negative integer will do.")
 
     def propose(self, losses, present, measured):
         return random_weights(normal(self.seed, self.updates, [len(self.names)]))

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import losses
 from losses.combiners.base import Combiner
+from losses.combiners.names import exported
 
 VALUES = [(4.0, 1.0), (2.0, 1.0), (1.0, 1.0), (0.5, 1.0), (0.25, 1.0), (8.0, 2.0)]
 
@@ -233,12 +234,36 @@ def test_validate_allows_all_where_no_logarithms_are_taken():
         (lambda: losses.GradientBalance("median"), "`statistic` is 'median'; it must be one of"),
         (lambda: losses.PCGrad(seed=-1), "`seed` is -1"),
         (lambda: losses.CAGrad(c=-1), "`c` is -1"),
+        (lambda: losses.FAMO(minimum="x"), "`minimum` is 'x'; it must be a finite number, or a dict"),
+        (lambda: losses.FAMO(minimum={"a": "x"}), "`minimum` is {'a': 'x'}; it must be a finite number"),
+        (lambda: losses.FAMO(minimum=np.nan), "`minimum` is nan; it must be a finite number"),
         (lambda: losses.CAGrad(rescale="cubic"), "`rescale` is 'cubic'; it must be one of"),
     ],
 )
 def test_bad_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+COUNTS = {"update_every": 1, "warmup_steps": 0, "seed": 0, "window": 1}
+
+
+@pytest.mark.parametrize("value", [2.5, 2.0, True, "2", None], ids=repr)
+@pytest.mark.parametrize("cls", exported(), ids=lambda cls: cls.name)
+def test_what_counts_updates_or_is_a_seed_is_a_whole_number(cls, value):
+    for name in set(COUNTS) & set(cls.arguments()):
+        message = f"`{name}` is {value!r}; it must be a whole number, at least {COUNTS[name]}"
+        with pytest.raises(ValueError, match=message):
+            cls(**{name: value})
+        kept = cls(**{name: np.int64(3)}).get_config()[name]
+        assert kept == 3 and type(kept) is int
+
+
+def test_one_name_is_not_its_letters():
+    combiner = losses.Uncertainty(classification="digit")
+    combiner.build(["digit", "box"])
+    np.testing.assert_array_equal(combiner.coefficients(None, None, None), [1.0, 0.5])
+    assert losses.Uncertainty.from_config(combiner.get_config()).classification == ("digit",)
 
 
 @pytest.mark.parametrize(
