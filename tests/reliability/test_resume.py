@@ -14,13 +14,14 @@ from losses.combiners.names import exported
 from tests.reliability.tools import Killed, Killer, Reborn, copied, rows, scalars, shuffled
 from tests.trainer.tools import dense_model, mse, regression
 from trainer import Trainer, checkpoints
+from trainer.sources import Source
 
 STEPS, SAVED, KILLED = 20, 10, 13  # 30 micro-batches are used at the checkpoint: the middle of the second pass
 
 
 @functools.cache
 def reborn():
-    return Reborn(victim.make_trainer(probe_every=0), victim.make_data())
+    return Reborn(victim.make_trainer(half=True, probe_every=0), victim.make_data())
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_a_new_trainer_goes_on_to_the_same_bits_and_rows(runs):
     reached, whole, killed = runs
     workdir = copied(killed, "again")
     assert checkpoints.Store(f"{workdir}/checkpoints").names() == [f"step-{SAVED:010d}"]
-    trainer = victim.make_trainer(probe_every=0)
+    trainer = victim.make_trainer(half=True, probe_every=0)
     victim.fit(trainer, workdir, STEPS, eval_every=3)
     assert victim.digest(trainer) == reached
     for run in ("train", "eval"):
@@ -74,6 +75,7 @@ PIECES = {
     "averages": lambda trainer: trainer.main.averages,
     "combiner": lambda trainer: trainer.combiner.variables,
     "step": lambda trainer: [trainer.step],
+    "loss scale": lambda trainer: trainer.loss_scale.variables,
 }
 
 
@@ -167,13 +169,14 @@ def test_without_the_sums_of_the_open_row_the_row_differs(runs, monkeypatch):
 # ---- Other kinds of runs, each with a new trainer after the kill.
 
 
-def interrupted(make, fit, workdir, kill_at):
-    """Two trainers: one that was never interrupted, one that went on after a kill."""
+def interrupted(make, fit, workdir, kill_at, forget=lambda: None):
+    """Two trainers: one that was never interrupted, one that went on after a kill; `forget` is called in between."""
     whole = make()
     fit(whole, os.path.join(workdir, "whole"), [])
     dying = make()
     with pytest.raises(Killed):
         fit(dying, os.path.join(workdir, "killed"), [Killer(dying, kill_at)])
+    forget()
     resumed = make()
     fit(resumed, os.path.join(workdir, "killed"), [])
     return whole, resumed
@@ -283,6 +286,55 @@ def test_probed_updates(tmp_path):
     left, right = scalars(tmp_path / "whole"), scalars(tmp_path / "killed")
     assert left.keys() == right.keys() and any(tag.startswith("timestep/gru/") for tag in left[12])
     assert right[12] == pytest.approx(left[12], rel=1e-6)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_without_the_best_weights_of_early_stopping_the_result_differs(forgotten, tmp_path, monkeypatch):
+    """Nothing is better than the first evaluation by so much: its weights are put back at the end."""
+    x, y = regression(24)
+
+    def make():
+        return Trainer(dense_model(), keras.optimizers.Adam(0.01), {"error": mse()})
+
+    def fit(trainer, workdir, callbacks):
+        stopping = keras.callbacks.EarlyStopping("val_loss", patience=99, min_delta=1e9, restore_best_weights=True)
+        options = {"eval_dataset": (x, y), "eval_every": 2, "checkpoint_every": 4, "progress": False}
+        trainer.fit(shuffled(x, y, 4), steps=8, workdir=workdir, callbacks=[stopping, *callbacks], **options)
+
+    def forget():
+        if forgotten:
+            monkeypatch.setattr("trainer.callbacks.CallbackBridge.restore_best_weights", lambda *_: None)
+
+    whole, resumed = interrupted(make, fit, str(tmp_path), 6, forget)
+    assert (victim.digest(whole) == victim.digest(resumed)) == (not forgotten)
+
+
+@pytest.mark.parametrize("forgotten", ["nothing", "position", "passes"])
+def test_without_running_forward_to_the_position_the_result_differs(forgotten, tmp_path, monkeypatch):
+    """Data whose position cannot be saved, killed in the third pass; each pass has an order of its own."""
+    x, y = regression(24)
+    same = lambda a: tf.ensure_shape(tf.numpy_function(lambda x: x, [a], tf.float32), [None, 3])  # noqa: E731
+
+    def make():
+        return Trainer(dense_model(), keras.optimizers.Adam(0.01), {"error": mse()})
+
+    def fit(trainer, workdir, callbacks):
+        tf.random.set_seed(4)
+        data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(24, seed=3).batch(4)
+        options = {"workdir": workdir, "callbacks": callbacks, "checkpoint_every": 5, "progress": False}
+        trainer.fit(data.map(lambda a, b: (same(a), b)), epochs=4, **options)
+
+    skip_to = Source.skip_to
+    broken = {
+        "nothing": skip_to,
+        "position": lambda source, position, passes: skip_to(source, 0, passes),
+        "passes": lambda source, position, passes: skip_to(source, position, 0),
+    }[forgotten]
+    with pytest.warns(UserWarning, match="position in this dataset cannot be saved"):
+        forget = lambda: monkeypatch.setattr(Source, "skip_to", broken)  # noqa: E731
+        whole, resumed = interrupted(make, fit, str(tmp_path), 17, forget)
+    assert whole.host_step == resumed.host_step == 24
+    assert (victim.digest(whole) == victim.digest(resumed)) == (forgotten == "nothing")
 
 
 # ---- The end of a run.
