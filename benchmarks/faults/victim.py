@@ -2,7 +2,8 @@
 
 python -m benchmarks.faults.victim <work directory> <steps>
 
-prints `training` when the first update is about to begin, and at the end `sha256 <hash>` of everything it reached.
+prints `training from <step>` when the first update is about to begin, and at the end `sha256 <hash>` of everything it
+reached.
 """
 
 import hashlib
@@ -111,13 +112,17 @@ def digest(trainer):
 
 
 class _Announce(keras.callbacks.Callback):
+    def __init__(self, trainer):
+        super().__init__()
+        self._trainer = trainer
+
     def on_train_begin(self, logs=None):
-        print("training", flush=True)
+        print(f"training from {self._trainer.host_step}", flush=True)
 
 
 def main(workdir, steps):
     trainer = make_trainer(half=True)
-    fit(trainer, workdir, int(steps), callbacks=[_Announce()])
+    fit(trainer, workdir, int(steps), callbacks=[_Announce(trainer)])
     print(f"sha256 {digest(trainer)}", flush=True)
 
 
