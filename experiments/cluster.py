@@ -162,7 +162,7 @@ class Cluster:
         Args:
             received: list to which signals to pass on are appended.
         """
-        passed, deadline, why = 0, None, None
+        passed, deadline, why, killed = 0, None, None, set()
         while any(worker.code is None for worker in self.workers):
             if len(received) > passed:
                 passed = len(received)
@@ -176,10 +176,12 @@ class Cluster:
                 deadline = deadline or time.monotonic() + (0 if why and not lost else self._options.grace_seconds)
             if deadline is not None and time.monotonic() >= deadline:
                 why = why or self._overdue(received)
+                killed |= {worker.rank for worker in self.workers if worker.code is None}
                 self.kill()
             time.sleep(_POLL_SECONDS)
         self.close()
-        codes = [worker.code for worker in self.workers]
+        # What the launcher itself ended has no reason of its own: its 137 would look like one.
+        codes = [GIVEN_UP if worker.rank in killed else worker.code for worker in self.workers]
         lost = [worker for worker in self.workers if worker.code]
         return _joint_code(codes, why), why or (lost[0].describe() if lost else "")
 
@@ -211,7 +213,11 @@ class Cluster:
 
 
 def _joint_code(codes, why):
-    """One exit code for all: what is hopeless first, then the reason of their own, then a loss."""
+    """One exit code for all: what is hopeless first, then the reason of their own, then a loss.
+
+    >>> _joint_code([3, 3], "both ended"), _joint_code([3, GIVEN_UP], "one ended, one was killed")
+    (3, 75)
+    """
     for hopeless in _HOPELESS:
         if hopeless in codes:
             return hopeless
@@ -243,7 +249,12 @@ def free_ports(count):
 def run(options, command):
     """Runs the command in all workers, with new starts. Returns the exit code."""
     directory = options.logs or tempfile.mkdtemp(prefix="cluster-")
-    os.makedirs(directory, exist_ok=True)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        _say(f"--logs is {directory!r}, where nothing can be written ({error}). Choose a directory of your own.")
+        return 2
     received = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: received.append(number))

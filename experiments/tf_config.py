@@ -46,7 +46,10 @@ def check(text):
         raise ValueError(
             f"TF_CONFIG has tasks of the kinds {unknown}; only 'worker' (and one 'chief') take part. Leave them out."
         )
-    addresses = [*cluster.get("chief", []), *cluster.get("worker", [])]
+    chiefs = cluster.get("chief", [])
+    if len(chiefs) > 1:
+        raise ValueError(f"TF_CONFIG has {len(chiefs)} chiefs: {chiefs}; there can be one. Make the others workers.")
+    addresses = [*chiefs, *cluster.get("worker", [])]
     if len(set(addresses)) < len(addresses):
         raise ValueError(f"TF_CONFIG has an address twice: {addresses}. Give each worker a port of its own.")
     if (kind, index) not in tasks:
@@ -58,8 +61,13 @@ def check(text):
 
 
 def _is_address(text):
+    """Whether a text is host:port.
+
+    >>> [_is_address(text) for text in ("a:80", "a:0", "a:70000", "a:²", ":80", "a")]
+    [True, False, False, False, False, False]
+    """
     host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
-    return bool(host and colon and port.isdigit() and 0 < int(port) < 65536)
+    return bool(host and colon and port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536)
 
 
 def _short(text):
