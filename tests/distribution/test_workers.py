@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from tensorflow.python.eager import context
 
 from experiments import joining
 from tests.distribution import cases, processes
@@ -99,7 +100,7 @@ def test_the_survivor_of_a_loss_ends_and_a_new_start_is_bit_equal(victim, fault,
         code = processes.wait([both[survivor]], 60)[0]
         seconds = time.monotonic() - begun
     print(f"{fault} of worker {victim}: the other ended after {seconds:.1f} s with code {code}", file=sys.stderr)
-    assert code == joining.LOST and seconds <= 30  # up to 11 were seen on a busy machine
+    assert code == joining.LOST and seconds <= (10 if fault == "SIGKILL" else 30)
     told = (
         rf"worker {survivor} of 2 \(localhost:\d+\) has lost another worker after step 1\d. Start all workers again .*"
     )
@@ -154,3 +155,11 @@ def test_workers_with_different_flags_are_refused(tmp_path):
         assert "different flags: worker 0 has --seed=0, worker 1 has --seed=1. Start all" in processes.log(
             tmp_path, rank
         )
+
+
+def test_the_installed_tensorflow_lets_losses_be_noticed_sooner():
+    """By a private name: without it, survivors of a loss end later than the guide says."""
+    present = context.context()
+    with joining._losses_noticed_within(2.5):
+        assert present.configure_coordination_service.keywords == {"heartbeat_timeout_in_ms": 2500}
+    assert present.configure_coordination_service.__func__ is context.Context.configure_coordination_service
