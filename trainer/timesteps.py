@@ -77,12 +77,18 @@ class TimestepLog:
         return values
 
     def resume(self, directory, rows):
-        """Goes on from what an interrupted run wrote, so that the pictures show it from its beginning."""
+        """Goes on from what an interrupted run wrote: pictures show it from its beginning, and come when they would."""
         self.rows = rows
+        written = 0  # rows up to the one that is read
         for step, value in writer.read(directory):
             content = metadata.parse_content(value.metadata.plugin_data.content)
             if content and content["kind"] == metadata.VECTOR and content["quantity"] == "state":
                 self._history(content["layer"]).add(step, tf.make_ndarray(value.tensor))
+            elif content and content["kind"] == metadata.COUNT:
+                written = int(tf.make_ndarray(value.tensor))
+            elif value.tag.startswith("timestep/") and value.tag.endswith("/heatmap"):
+                label = value.tag.removeprefix("timestep/").removesuffix("/heatmap")
+                self._history(label).drawn = written
 
     def _history(self, label):
         return self._pictures.setdefault(label, heatmap.History())

@@ -270,6 +270,18 @@ def test_the_heat_map_of_a_resumed_run_shows_it_from_the_beginning(tmp_path):
     assert pixels.shape[2] == 3 and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
 
 
+def test_the_heat_maps_of_a_resumed_run_come_when_they_would_have(tmp_path):
+    """Drawn at rows 1, 2, 3, 5 and 8. A resumed run must not draw the next one at row 5 or 7 for a new beginning."""
+
+    def drawn(workdir):
+        return [step for step, values in read_events(workdir / "train") if "timestep/lstm/heatmap" in values]
+
+    fit(1, steps=8, workdir=tmp_path / "whole")
+    for steps in (4, 6, 8):
+        fit(1, steps=steps, workdir=tmp_path / "parts")
+    assert drawn(tmp_path / "parts") == drawn(tmp_path / "whole") == [1, 2, 3, 5, 8]
+
+
 def test_a_step_of_several_updates_may_have_one_with_nothing_to_probe(tmp_path):
     """A GAN: two losses of the discriminator are compared, the generator has only one."""
 
