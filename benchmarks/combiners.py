@@ -20,7 +20,7 @@ from losses.combiners.gramian import gramian
 from trainer import Trainer
 
 HEADS, UNITS, BATCH, FEATURES = 5, 512, 256, 64
-UPDATES, ROUNDS = 20, 11
+UPDATES, ROUNDS = 20, 9
 PARTS = 4
 BASE = "WeightedSum"
 BY_VALUE = ("RandomWeights", "Uncertainty", "DynamicWeightAverage", "LogSum", "GeometricMean", "ReLoBRaLo")

@@ -55,7 +55,7 @@ def contestant(strategy, make_model, dataset, per_call):
     return run
 
 
-def one_replica(rounds=21, updates=200, per_call=100):
+def one_replica(rounds=21, updates=1000, per_call=100):
     """A mirrored update on one replica against an update without a strategy, in one process."""
     dataset = mlp_data().repeat()
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])

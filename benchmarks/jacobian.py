@@ -1,6 +1,6 @@
 """The loss Jacobian against `tape.jacobian`: time, and peak memory in a process of its own.
 
-    python -m benchmarks.jacobian [--rounds 5] [--only time|memory]
+    python -m benchmarks.jacobian [--rounds 4] [--only time|memory]
 
 LSTM, batch 32, 64 units, 32 features, the loss [batch, time] squares of the outputs; all rows of all weights.
 """
@@ -126,7 +126,7 @@ TABLES = {"time": table_time, "memory": table_memory}
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", choices=TABLES)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

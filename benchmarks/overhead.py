@@ -140,9 +140,9 @@ def compare(name, make_model, dataset, per_call, updates, rounds, limits):
 
 def main():
     limits = {"safe loop": 1.05, "bare loop": 1.4, "Keras fit": 0.5}
-    rows = compare("MLP 32-64-64-1, batch 64", mlp, mlp_data(), 100, 300, 21, limits)
+    rows = compare("MLP 32-64-64-1, batch 64", mlp, mlp_data(), 100, 300, 11, limits)
     limits = {"safe loop": 1.02, "bare loop": 1.03, "Keras fit": 0.9}
-    rows += compare("LSTM 64, batch 32, T 100", lstm, lstm_data(), 25, 25, 21, limits)
+    rows += compare("LSTM 64, batch 32, T 100", lstm, lstm_data(), 25, 25, 11, limits)
     print(machine())
     print(table(["model", "compared", "ratio", "spread", "limit", "reached"], rows))
 

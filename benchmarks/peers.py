@@ -25,7 +25,7 @@ import tensorflow as tf
 from benchmarks.measure import interleave, machine, row, table
 from benchmarks.overhead import looptape, lstm, lstm_data, mlp, mlp_data
 
-ROUNDS = 9
+ROUNDS = 6
 
 
 def installed(name):

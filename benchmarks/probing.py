@@ -1,6 +1,6 @@
 """What probing costs: a probed update against a plain one, long sequences against short ones, against `tape.jacobian`.
 
-    python -m benchmarks.probing [--rounds 9] [--only updates|growth|jacobian|layers]
+    python -m benchmarks.probing [--rounds 5] [--only updates|growth|jacobian|layers]
 
 An update is forward, loss, backward and Adam; a probed one reports in addition all that is logged.
 """
@@ -259,7 +259,7 @@ TABLES = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=TABLES)
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
