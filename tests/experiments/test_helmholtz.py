@@ -106,7 +106,8 @@ def test_balanced_gradients_find_the_boundary_that_the_plain_sum_misses():
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_published_comparison(seed):
+def test_balanced_after_a_warm_up_against_the_plain_sum(seed):
+    """Seeds 0 to 2 are among those that the warm-up was chosen on; the docstring of the experiment has others."""
     balanced, _ = relative_l2(seed=seed)
     plain, _ = relative_l2(seed=seed, combiner="weighted_sum")
     assert balanced < 0.08 and plain > 0.15
