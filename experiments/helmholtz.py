@@ -15,11 +15,12 @@ the plain sum 0.35, 0.30 and 0.77.
 
 The start seems to decide. Balanced from the first update on, as published (`--balance_after=0`), 3 of 20 seeds end
 above 0.08 (0.108, 0.214 and 0.099; the others between 0.023 and 0.076), perhaps because the weights then follow the
-gradients of a network that knows nothing yet. With a thousand updates of the plain sum before, all of the same 20 end between 0.020 and 0.059. It
-was chosen on seeds 0 to 7, out of eight changes that were tried there (another statistic, slower averages, both,
-ConFIG; averaged weights on two of the seeds), of which it was the best and one more, an average over twenty times as many updates
-(`--combiner_args=moving_average=0.995`), had all eight below 0.08, too. Seeds 8 to 19 were run afterwards: 0.022 to
-0.040 with the warm-up, 0.022 to 0.078 with the slow average, 0.023 to 0.099 as published.
+gradients of a network that knows nothing yet. With a thousand updates of the plain sum before, all of the same 20 end
+between 0.020 and 0.059. It was chosen on seeds 0 to 7, out of eight changes that were tried there (another statistic,
+slower averages, both, ConFIG; averaged weights on two of the seeds), of which it was the best and one more, an
+average over twenty times as many updates (`--combiner_args=moving_average=0.995`), had all eight below 0.08, too.
+Seeds 8 to 19 were run afterwards: 0.022 to 0.040 with the warm-up, 0.022 to 0.078 with the slow average, 0.023 to
+0.099 as published.
 """
 
 import dataclasses
