@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-all lint docs benchmarks experiments clean
+.PHONY: demo test test-all packages lint docs benchmarks experiments clean
 
 .venv/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -12,7 +12,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 	touch $@
 
 demo: .venv/installed
-	$(BIN)/python -m experiments.adding_problem --workdir=runs/demo
+	$(BIN)/python -m looptape run adding_problem --workdir=runs/demo
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -26,19 +26,23 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "long or not long"
 
+# Builds the wheel and the sdist, and uses them in an empty environment beside a project with names like ours.
+packages: .venv/installed
+	$(BIN)/python -m pytest tests/test_packaging.py -m "long or not long"
+
 .venv/docs-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --editable ".[docs]"
 	touch $@
 
 docs: .venv/docs-installed
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/site
-	@echo "open build/site/README.html"
+	@echo "open build/site/index.html, or run: $(BIN)/looptape docs"
 
 benchmarks: .venv/installed
 	$(BIN)/python -m benchmarks
 
 experiments: .venv/installed
-	$(BIN)/python -m experiments.reproduce
+	$(BIN)/python -m experiments.tools.reproduce
 
 clean:
 	rm -rf .venv build runs *.egg-info .pytest_cache .ruff_cache

@@ -8,7 +8,6 @@ for both. It is printed with that, too.
 """
 
 import os
-import resource
 import subprocess
 import sys
 
@@ -18,8 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.measure import Clock, interleave, machine, row, table, timed
-from trainer import Trainer
+from benchmarks.measure import Clock, interleave, machine, peak_memory, row, table, timed
+from looptape import Trainer
 
 EXAMPLES, PARTS = 2048, 8
 LARGE = 8 * EXAMPLES  # for memory: activations of 670 MB
@@ -45,7 +44,7 @@ def trainer_of(parts, examples=EXAMPLES):
 
     def run(updates, dataset=large):
         clock = Clock()
-        trainer.fit(dataset, steps=trainer.host_step + updates, callbacks=[clock], progress=False)
+        trainer.fit(dataset, steps=trainer._engine.counters.step + updates, callbacks=[clock], progress=False)
         return clock.seconds
 
     return run
@@ -72,19 +71,14 @@ def hand_written():
     return lambda updates: timed(lambda: call(iterator, tf.constant(updates)))
 
 
-def resident():
-    """The largest resident size of this process so far, in mebibytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def peaks(parts):
     """(mebibytes that updates add to a process, the same with tracing), measured in this one."""
     run = trainer_of(parts, LARGE)
-    beginning = resident()
+    beginning = peak_memory()
     run(3, data(16, 16 * PARTS))
-    traced = resident()
+    traced = peak_memory()
     run(3)
-    return resident() - traced, resident() - beginning
+    return peak_memory() - traced, peak_memory() - beginning
 
 
 def peaks_elsewhere(parts, repeats=3):

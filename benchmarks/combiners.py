@@ -3,7 +3,8 @@
     python -m benchmarks.combiners
 
 A trunk of four layers of 512 units and five heads, one loss each, batches of 256. `shared` means that gradients are
-compared at the trunk's output.
+compared at the trunk's output. The second table is the K x K part of each direction method by itself, with 20 losses
+whose gradients are in general position, over 4 decades.
 """
 
 import os
@@ -14,17 +15,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import losses
 from benchmarks.measure import Clock, interleave, machine, ratio, row, table, timed
-from losses.combiners.gramian import gramian
-from trainer import Trainer
+from looptape import Trainer, losses
+from looptape.losses.combiners.numerics.gramian import gramian
 
 HEADS, UNITS, BATCH, FEATURES = 5, 512, 256, 64
 UPDATES, ROUNDS = 20, 9
 PARTS = 4
 BASE = "WeightedSum"
 BY_VALUE = ("RandomWeights", "Uncertainty", "DynamicWeightAverage", "LogSum", "GeometricMean", "ReLoBRaLo")
-BY_DIRECTION = ("PCGrad", "MGDA", "CAGrad", "ConFIG")
+BY_VALUE += ("STCH", "SoftAdapt")
+BY_DIRECTION = ("PCGrad", "MGDA", "CAGrad", "ConFIG", "UPGrad", "DualProj", "PCD", "FairGrad", "NashMTL", "AlignedMTL")
+BY_DIRECTION += ("IMTLG", "GradVac")
+REWRITING = ("GradDrop", "DBMTL", "MomentumConFIG")
+MANY, SMALL_LIMIT = 20, 1.0  # losses, and milliseconds for what is done with their Gramian
 
 
 def model():
@@ -54,7 +58,7 @@ def trainer_of(combiner, shared=False, parts=1):
 
     def run(updates):
         clock = Clock()
-        trainer.fit(dataset, steps=trainer.host_step + updates, callbacks=[clock], progress=False)
+        trainer.fit(dataset, steps=trainer._engine.counters.step + updates, callbacks=[clock], progress=False)
         return clock.seconds
 
     return run
@@ -93,6 +97,8 @@ def contestants():
     made["FAMO"] = trainer_of(losses.FAMO())
     made["GradNorm, every 10th update"] = trainer_of(losses.GradNorm(update_every=10))
     made["GradientBalance, every 10th update"] = trainer_of(losses.GradientBalance())
+    made["NTKBalance, every 10th update"] = trainer_of(losses.NTKBalance())
+    made |= {name: trainer_of(getattr(losses, name)()) for name in REWRITING}
     made["MGDA"] = trainer_of(losses.MGDA())
     made["hand-written MGDA"] = hand_written(losses.MGDA())
     made |= {f"{name}, shared": trainer_of(getattr(losses, name)(), shared=True) for name in BY_DIRECTION}
@@ -100,6 +106,38 @@ def contestants():
     made[f"ReLoBRaLo, {PARTS} parts"] = trainer_of(losses.ReLoBRaLo(), parts=PARTS)
     made[f"MGDA, {PARTS} parts"] = trainer_of(losses.MGDA(), parts=PARTS)
     return made
+
+
+def small_problem(name):
+    """Function of a number of calls that gives the seconds they take: coefficients from a Gramian of 20 losses."""
+    combiner = getattr(losses, name)()
+    combiner.build([f"loss_{index}" for index in range(MANY)])
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(16, MANY, 100)) * 10 ** rng.uniform(-2, 2, size=(16, MANY, 1))
+    matrices = tf.constant(rows @ rows.transpose(0, 2, 1))
+    ones = tf.ones([MANY])
+
+    @tf.function(autograph=False)
+    def call(count):
+        def body(index, total):
+            return index + 1, total + combiner.coefficients(ones, None, tf.gather(matrices, index % 16))
+
+        return tf.while_loop(lambda index, _: index < count, body, (tf.constant(0), ones), parallel_iterations=1)
+
+    return lambda calls: timed(lambda: call(tf.constant(calls)))
+
+
+def small_problems():
+    """Rows of the second table: milliseconds per call."""
+    rows = []
+    for name in BY_DIRECTION:
+        run = small_problem(name)
+        run(16)
+        times = [1e3 * run(48) / 48 for _ in range(ROUNDS)]
+        median = float(np.median(times))
+        reached = "yes" if median <= SMALL_LIMIT else "**no**"
+        rows.append([name, f"{median:.3f} ms", f"{min(times):.2f}–{max(times):.2f}", f"≤ {SMALL_LIMIT:g} ms", reached])
+    return rows
 
 
 def printed(times, name, base):
@@ -117,12 +155,15 @@ def main():
     rows = [row(times, name, BASE, 1.03) for name in BY_VALUE]
     rows.append(row(times, "MGDA", "hand-written MGDA", 1.1))
     rows += [row(times, f"{name}, shared", BASE, 1.35) for name in BY_DIRECTION]
-    others = ("FAMO", "GradNorm, every 10th update", "GradientBalance, every 10th update", "MGDA")
+    others = ("FAMO", "GradNorm, every 10th update", "GradientBalance, every 10th update")
+    others += ("NTKBalance, every 10th update", "MGDA", *REWRITING)
     rows += [printed(times, name, BASE) for name in others]
     rows += [printed(times, f"{name}, {PARTS} parts", accumulated) for name in ("ReLoBRaLo", "MGDA")]
     print(machine())
     print(f"{HEADS} losses; {BASE} takes {1e3 * np.median(times[BASE]):.2f} ms per update")
     print(table(["compared", "ratio", "spread", "limit", "reached"], rows))
+    print("\nWhat is done with the Gramian, by itself:\n")
+    print(table([f"K x K part of {MANY} losses", "time", "spread", "limit", "reached"], small_problems()))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,8 @@
 python -m benchmarks.distribution
 """
 
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 
@@ -16,16 +14,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks import workers
 from benchmarks.measure import Clock, interleave, machine, row, table
 from benchmarks.overhead import mlp, mlp_data
-from experiments import tf_config
-from experiments.cluster import free_ports
-from trainer import Trainer
+from looptape import Trainer
 
 INSTANCES = 3
 HIDDEN = (64, 512, 1536)  # units of two hidden layers: 6 thousand to 2.4 million parameters
 BATCH = 256
-_RESULT = "measured: "
 
 
 class BothClocks(Clock):
@@ -48,7 +44,7 @@ def contestant(strategy, make_model, dataset, per_call):
 
     def run(updates):
         clock = BothClocks()
-        steps = trainer.host_step + updates
+        steps = trainer._engine.counters.step + updates
         trainer.fit(dataset, steps=steps, log_every=per_call, callbacks=[clock], progress=False)
         return np.array([clock.seconds, clock.processor_seconds]) / updates
 
@@ -105,28 +101,13 @@ def worker(batch):
         run = contestant(strategy, lambda units=units: dense(units), data(batch), 10)
         run(10)
         found[units] = [units * units + 35 * units + 1, statistics.median(run(10)[0] for _ in range(5))]
-    print(_RESULT + json.dumps(found), flush=True)
+    workers.publish(found)
 
 
 def processes(count, batch):
     """{units: seconds per update} of so many workers that share batches of this size."""
-    addresses = [f"localhost:{port}" for port in free_ports(count)]
-    command = [sys.executable, "-m", "benchmarks.distribution", "worker", str(batch)]
-    started = []
-    try:
-        for rank in range(count):
-            own = {**os.environ, **({"TF_CONFIG": tf_config.make(addresses, rank)} if count > 1 else {})}
-            output = subprocess.DEVNULL if rank else subprocess.PIPE
-            started.append(subprocess.Popen(command, env=own, stdout=output, stderr=subprocess.DEVNULL, text=True))
-        printed = started[0].communicate(timeout=600)[0]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    line = next((line for line in printed.splitlines() if line.startswith(_RESULT)), None)
-    if line is None:
-        raise RuntimeError(f"A worker has measured nothing. Run `{' '.join(command)}` to see why.")
-    return {int(units): seconds for units, (_, seconds) in json.loads(line.removeprefix(_RESULT)).items()}
+    found = workers.measured("distribution", [batch], count)
+    return {int(units): seconds for units, (_, seconds) in found.items()}
 
 
 def two_workers(rounds=3):

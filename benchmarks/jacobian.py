@@ -18,9 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.measure import interleave, machine, ratio, table, timed
-from trainer import Trainer
-from trainer.jacobian import Passes, Request
+from benchmarks.measure import interleave, machine, peak_memory, ratio, table, timed
+from looptape import Trainer
+from looptape.trainer.analysis.loss_jacobian import Passes, Request
 
 BATCH, UNITS, FEATURES = 32, 64, 32
 MOST = 14 * 2**30
@@ -54,8 +54,8 @@ def table_time(rounds):
     length = 200
     model, trainer, batch = make(length)
     x = tf.constant(batch[0])
-    passes, tape = Passes(trainer, batch, Request(trainer.trainable_variables)), by_tape(model, length)
-    norms = Passes(trainer, batch, Request([], norms=True))
+    passes, tape = Passes(trainer._engine, batch, Request(trainer._engine.trainable_variables)), by_tape(model, length)
+    norms = Passes(trainer._engine, batch, Request([], norms=True))
     contestants = {
         "loss_jacobian, traced": lambda: list(passes.run(range(length), 32)),
         "tape.jacobian, traced": lambda: tape(x),
@@ -105,7 +105,7 @@ def print_peak(length, what, limit):
     resource.setrlimit(resource.RLIMIT_AS, (MOST, MOST))  # so that the one without a limit does not stop the machine
     model, trainer, batch = make(length)
     model(batch[0][:1])
-    before = _high_water()
+    before = peak_memory()
     options = {"memory_limit_bytes": limit * 2**20}
     if what == "tape":
         kept = by_tape(model, length)(tf.constant(batch[0]))
@@ -113,12 +113,7 @@ def print_peak(length, what, limit):
         kept = trainer.credit_matrix(batch, **options)
     else:
         kept = trainer.loss_jacobian(batch, norms_only=what == "norms", **options)
-    print(len(kept), _high_water() - before)
-
-
-def _high_water():
-    with open("/proc/self/status") as file:  # `ru_maxrss` would begin at the peak of the process that started this one
-        return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM"))
+    print(len(kept), peak_memory() - before)
 
 
 TABLES = {"time": table_time, "memory": table_memory}

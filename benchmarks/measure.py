@@ -1,8 +1,11 @@
 """What every benchmark uses: interleaved rounds, medians of ratios, a table, and what machine it was."""
 
+import contextlib
+import ctypes
 import os
 import platform
 import statistics
+import subprocess
 import time
 from importlib import metadata
 
@@ -33,6 +36,28 @@ def interleave(contestants, rounds):
     return times
 
 
+@contextlib.contextmanager
+def another_process(command):
+    """run(updates) -> seconds, by a process that reads numbers of updates and answers each with `seconds …`."""
+    with subprocess.Popen(command, text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+
+        def answer(word):
+            for line in process.stdout:
+                if line.startswith(f"{word} "):
+                    return line.removeprefix(f"{word} ").strip()
+            raise SystemExit(f"{' '.join(command[1:3])} ended with {process.wait()}.")
+
+        def run(updates):
+            process.stdin.write(f"{updates}\n")
+            return float(answer("seconds"))
+
+        answer("ready")
+        try:
+            yield run
+        finally:
+            process.stdin.close()
+
+
 def ratio(times, name, base):
     """(median, lowest, highest) of the ratio of two contestants, paired by round."""
     ratios = [a / b for a, b in zip(times[name], times[base], strict=True)]
@@ -44,6 +69,26 @@ def timed(run):
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+def peak_memory():
+    """The largest resident size of this process so far, in mebibytes."""
+    with open("/proc/self/status") as file:  # `ru_maxrss` would begin at the peak of the process that started this one
+        return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM"))
+
+
+RETURN_FREED = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}
+
+
+def resident_memory():
+    """The resident size of this process now, in mebibytes, without what it has freed. The peak starts anew from there.
+
+    Set `RETURN_FREED` in the environment of the process, or freed blocks of less than 32 MiB may still count.
+    """
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # see `man 5 proc`: resets VmHWM
+    return peak_memory()
 
 
 def machine():

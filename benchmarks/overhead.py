@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.measure import Clock, interleave, machine, row, table
-from trainer import Trainer
+from looptape import Trainer
 
 
 def mlp():
@@ -84,7 +84,7 @@ def looptape(model, dataset, per_call, workdir, **options):
         clock = Clock()
         trainer.fit(
             dataset,
-            steps=trainer.host_step + updates,
+            steps=trainer._engine.counters.step + updates,
             log_every=per_call,
             workdir=workdir,
             callbacks=[clock],
@@ -95,13 +95,13 @@ def looptape(model, dataset, per_call, workdir, **options):
     return run
 
 
-def keras_fit(model, dataset):
-    model.compile(keras.optimizers.Adam(1e-3), loss="mse")
+def keras_fit(model, dataset, per_call=1):
+    model.compile(keras.optimizers.Adam(1e-3), loss="mse", steps_per_execution=per_call)
 
     def run(updates):
-        start = time.perf_counter()
-        model.fit(dataset, epochs=1, steps_per_epoch=updates, verbose=0)
-        return time.perf_counter() - start
+        clock = Clock()
+        model.fit(dataset, epochs=1, steps_per_epoch=updates, verbose=0, callbacks=[clock])
+        return clock.seconds
 
     return run
 

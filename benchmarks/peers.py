@@ -1,18 +1,19 @@
-"""`Trainer.fit` against Orbit and PyTorch Lightning on the same small models: time per update, interleaved.
+"""`Trainer.fit` beside Keras, Orbit, bare PyTorch and Lightning on the same small models: time per update, interleaved.
 
-    pip install lightning tf-keras && pip install --no-deps tf-models-official    # what is missing is left out
-    python -m benchmarks.peers
+    python -m venv torchenv && torchenv/bin/pip install torch lightning          # what is missing is left out
+    pip install tf-keras && pip install --no-deps tf-models-official             # Orbit
+    LOOPTAPE_TORCH=torchenv/bin/python python -m benchmarks.peers
 
-Orbit's packages ask for other versions of TensorFlow, hence `--no-deps`; it runs a Keras 3 model, as we do here, with
-the same number of updates per call, Keras's Adam, and its own summaries. Lightning is PyTorch, with kernels of its own:
-that ratio says what a user waits, not which loop is leaner. Ours and Orbit's write event files, Lightning writes none.
+Every contestant has two threads. Keras runs with its default settings and with as many updates per call as Looptape.
+Orbit's packages ask for other versions of TensorFlow, hence `--no-deps`; it runs the same Keras 3 model. PyTorch and
+Lightning run in processes of their own, without logging. Looptape and Orbit write event files. PyTorch has other
+kernels: that ratio says what a user waits, not which loop is leaner.
 """
 
 import contextlib
 import importlib.util
 import os
-import subprocess
-import sys
+import statistics
 import tempfile
 import time
 
@@ -22,14 +23,31 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.measure import interleave, machine, row, table
-from benchmarks.overhead import looptape, lstm, lstm_data, mlp, mlp_data
+from benchmarks.measure import another_process, interleave, machine, table
+from benchmarks.overhead import keras_fit, looptape, lstm, lstm_data, mlp, mlp_data
 
-ROUNDS = 6
+ROUNDS = 9
+THREADS = 2
+PEER = os.path.join(os.path.dirname(__file__), "torch_models.py")
 
 
-def installed(name):
-    return importlib.util.find_spec(name) is not None
+def cnn():
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            keras.layers.Conv2D(16, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def cnn_data():
+    x = np.random.default_rng(0).normal(size=(640, 28, 28, 1)).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, x[:, 0, 0])).batch(32, drop_remainder=True).cache()
 
 
 def orbit_loop(model, dataset, per_call, workdir):
@@ -73,52 +91,45 @@ def orbit_loop(model, dataset, per_call, workdir):
     return run
 
 
-@contextlib.contextmanager
-def lightning_process(name):
-    """run(updates) -> seconds in a process that trains by Lightning."""
-    command = [sys.executable, "-m", "benchmarks.lightning_peer", name]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, text=True, bufsize=1, **pipes) as process:
-
-        def answer(word):
-            for line in process.stdout:
-                if line.startswith(f"{word} "):
-                    return line.removeprefix(f"{word} ").strip()
-            raise SystemExit(f"benchmarks.lightning_peer ended with {process.wait()}.")
-
-        def run(updates):
-            process.stdin.write(f"{updates}\n")
-            return float(answer("seconds"))
-
-        print(answer("ready"))
-        yield run
-
-
 def compare(title, name, make_model, dataset, per_call, updates):
     """Rows of the table, one for each peer that is installed."""
     dataset = dataset.repeat()
+    interpreter = os.environ.get("LOOPTAPE_TORCH")
     with tempfile.TemporaryDirectory() as workdir, contextlib.ExitStack() as stack:
-        contestants = {"Trainer.fit": looptape(make_model(), dataset, per_call, os.path.join(workdir, "ours"))}
-        if installed("orbit"):
+        contestants = {
+            "Trainer.fit": looptape(make_model(), dataset, per_call, os.path.join(workdir, "ours")),
+            "Keras fit": keras_fit(make_model(), dataset),
+            f"Keras fit(steps_per_execution={per_call})": keras_fit(make_model(), dataset, per_call),
+        }
+        if importlib.util.find_spec("orbit"):
             contestants["Orbit"] = orbit_loop(make_model(), dataset, per_call, os.path.join(workdir, "orbit"))
-        if installed("lightning"):
-            contestants["Lightning"] = stack.enter_context(lightning_process(name))
+        for peer in ("PyTorch", "Lightning") if interpreter else ():
+            command = [interpreter, PEER, peer, name, str(THREADS)]
+            contestants[peer] = stack.enter_context(another_process(command))
         for run in contestants.values():
             run(2 * per_call)
         times = interleave({key: (lambda run=run: run(updates) / updates) for key, run in contestants.items()}, ROUNDS)
-    for key, values in times.items():
-        print(f"{title}: {key} {1e6 * np.median(values):.0f} µs per update")
-    return [[title, *row(times, "Trainer.fit", peer, 1.0)] for peer in list(contestants)[1:]]
+    return [compared(title, times, peer) for peer in list(contestants)[1:]]
+
+
+def compared(title, times, peer):
+    """A row: both times, the median of the paired ratios and its quartiles. Whoever is faster."""
+    ratios = [a / b for a, b in zip(times["Trainer.fit"], times[peer], strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    ours, theirs = (1e6 * statistics.median(times[key]) for key in ("Trainer.fit", peer))
+    return [title, peer, f"{ours:,.0f}", f"{theirs:,.0f}", f"{median:.2f}", f"{low:.2f}–{high:.2f}"]
 
 
 def main():
-    if not installed("orbit") and not installed("lightning"):
-        print("Skipped: neither Orbit nor Lightning is installed; see the docstring for how to get them.")
-        return
-    rows = compare("MLP 32-64-64-1, batch 64", "mlp", mlp, mlp_data(), 100, 300)
-    rows += compare("LSTM 64, batch 32, T 100", "lstm", lstm, lstm_data(), 25, 50)
+    tf.config.threading.set_inter_op_parallelism_threads(THREADS)
+    tf.config.threading.set_intra_op_parallelism_threads(THREADS)
+    if not os.environ.get("LOOPTAPE_TORCH"):
+        print("Without PyTorch and Lightning: name an interpreter that has them, see the docstring.")
+    rows = compare("MLP 32-64-64-1, batch 64", "mlp", mlp, mlp_data(), 100, 400)
+    rows += compare("CNN, 2 layers, batch 32 of 28 × 28", "cnn", cnn, cnn_data(), 20, 100)
+    rows += compare("LSTM 64, batch 32, T 100", "lstm", lstm, lstm_data(), 25, 100)
     print(machine())
-    print(table(["model", "compared", "ratio", "spread", "limit", "reached"], rows))
+    print(table(["model", "peer", "Trainer.fit, µs", "peer, µs", "ours / peer", "quartiles"], rows))
 
 
 if __name__ == "__main__":

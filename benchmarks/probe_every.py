@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.measure import Clock, interleave, machine, row, table
-from trainer import Trainer
+from looptape import Trainer
 
 
 def contestant(probe_every, workdir):
@@ -28,7 +28,7 @@ def contestant(probe_every, workdir):
 
     def run(updates=400):
         clock = Clock()
-        steps = trainer.host_step + updates
+        steps = trainer._engine.counters.step + updates
         trainer.fit(dataset, steps=steps, log_every=100, workdir=workdir, callbacks=[clock], progress=False)
         return clock.seconds
 

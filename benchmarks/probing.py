@@ -18,9 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.measure import interleave, machine, ratio, table
-from models import LoopRNN
-from trainer.probing import ProbeSession, probe, recurrent_loop
+from benchmarks.measure import interleave, machine, peak_memory, ratio, table
+from looptape.models import LoopRNN
+from looptape.trainer.probing import ProbeSession, probe, recurrent_loop
 
 FEATURES = 32
 CASES = [("LSTM", 32, 200, 128, 1.20), ("LSTM", 64, 50, 256, 1.10), ("GRU", 8, 1600, 16, 1.40)]
@@ -228,9 +228,7 @@ def print_memory(how):
     program = make_norms(how) if how != "nothing" else lambda: make_model("LSTM", 64, 100)(tf.zeros([1, 100, FEATURES]))
     for _ in range(3):
         program()
-    with open("/proc/self/status") as file:  # `ru_maxrss` would begin at the peak of the process that started this one
-        peak = next(line for line in file if line.startswith("VmHWM"))
-    print(int(peak.split()[1]) / 1024)
+    print(peak_memory())
 
 
 def table_layers(rounds):

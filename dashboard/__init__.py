@@ -3,3 +3,7 @@
 Imports neither tensorflow nor keras nor any other package of ours. `metadata` is what writer and reader
 share.
 """
+
+from looptape._checkout import one_package
+
+one_package(__name__)

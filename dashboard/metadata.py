@@ -6,10 +6,11 @@ A probed update writes, per layer, one `vector` summary per quantity and one `co
     timestep/<layer>/loss_share/<loss>   float32 [time]        `loss_share_summary`
     timestep/<layer>/credit              float32 [time, time]  `credit_summary`
     timestep/<layer>/rows                int64 scalar          `rows_summary`
+    position/<layer>/output              float32 [positions]   `position_summaries`
 
 The count is the number of probed updates written for that layer since the run began, this one included.
 TensorBoard keeps a random sample of a tag's events but always the last one, so the last count is the true
-total: "1,000 of 10,000 logged steps kept" is made from it. A resumed run goes on counting where its
+total: "1,000 of 10,000 logged steps kept" is made from it. A resumed run continues the count where its
 checkpoint stopped. The count has a plugin name of its own, because sampling is set per plugin name and a
 kept event costs TensorBoard 1 KB however small it is: of the count only the last is worth keeping.
 
@@ -17,6 +18,7 @@ This module imports neither tensorflow nor keras: TensorBoard loads it at start-
 """
 
 import json
+import re
 
 import numpy as np
 from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
@@ -26,10 +28,12 @@ COUNT_PLUGIN_NAME = "gradient_flow_rows"
 CONTENT_VERSION = 1
 TAG_PREFIX = "timestep"
 
-QUANTITIES = ("state", "hidden", "cell", "recurrent", "external", "input", "gain", "weight")
+QUANTITIES = ("state", "steered", "hidden", "cell", "recurrent", "external", "input", "gain", "weight")
 LOSS_SHARE = "loss_share"
 CREDIT = "credit"
 ROWS = "rows"
+TIME, OUTPUT, POSITION = "time", "output", "position"
+BACKWARD = "backward"  # the direction of a layer that reads its sequence from the end
 
 VECTOR, MATRIX, COUNT = "vector", "matrix", "count"
 KINDS = (VECTOR, MATRIX, COUNT)
@@ -55,8 +59,86 @@ def credit_tag(layer):
     return f"{TAG_PREFIX}/{layer}/{CREDIT}"
 
 
-def rows_tag(layer):
-    return f"{TAG_PREFIX}/{layer}/{ROWS}"
+def rows_tag(layer, axis=TIME):
+    """The tag of the number of rows that were written of a layer, over time steps or positions."""
+    return f"{POSITION if axis == POSITION else TAG_PREFIX}/{layer}/{ROWS}"
+
+
+def position_tag(layer):
+    """The tag of the gradient at each position of a layer's output."""
+    return f"{POSITION}/{layer}/{OUTPUT}"
+
+
+def position_summaries(layer, values, valid, depth, count):
+    """The `Summary.Value`s of the gradient at every position of a layer's output, and of how many rows there are.
+
+    Args:
+        layer: the layer's name.
+        values: [positions].
+        valid: booleans; False where no example is valid.
+        depth: place of the layer in the order of calls, from 0.
+        count: rows written so far, this one included.
+    """
+    described = summary_metadata(VECTOR, layer, OUTPUT, axis=POSITION, depth=depth)
+    counted = summary_metadata(COUNT, layer, ROWS)
+    return [
+        _value(position_tag(layer), encode_row(values, valid), described),
+        _value(rows_tag(layer, POSITION), np.int64(count), counted),
+    ]
+
+
+_MOVED = ("gradient_norm/", "gradient_cosine/", "gradient_conflict/", "learning_rate/")
+
+
+def current_tag(tag):
+    """Returns today's name of a scalar tag, which for tags of version 0.1 is another than the one in the file.
+
+    Metrics and scalars of the user's own had no prefix then. Both are below `metrics/` now.
+
+    >>> current_tag("learning_rate"), current_tag("accuracy"), current_tag("reward/mean"), current_tag("loss")
+    ('optimizer/learning_rate', 'metrics/accuracy', 'reward/mean', 'loss')
+    """
+    if tag.startswith(_MOVED) or tag in ("learning_rate", "skipped_updates"):
+        return f"optimizer/{tag}"
+    return tag if "/" in tag or tag == "loss" else f"metrics/{tag}"
+
+
+def total_loss_tag(tags):
+    """Returns which of a run's scalar tags is its total loss, or None. A run with one loss may log just that one."""
+    named = [tag for tag in tags if tag.startswith("loss/")]
+    for tag in ("loss/total", "loss/sum", "loss"):
+        if tag in tags:
+            return tag
+    return named[0] if len(named) == 1 else None
+
+
+_MINIMIZER = re.compile(r"optimizer/gradient_norm/(.+)/global")
+
+
+def is_minimizer_tag(tag):
+    """Whether a scalar tag, by its present name, is the one by which a run names a minimizer: see `total_loss_tags`."""
+    return _MINIMIZER.fullmatch(tag) is not None
+
+
+def total_loss_tags(tags):
+    """Returns {minimizer: tag of its total loss}, by name; "" is the trainer's own. {} if there is none.
+
+    A run with several minimizers, such as a GAN, has no loss of its own, but one for each of them. They are known by
+    their gradient norms: a slash alone may also be part of a loss's name.
+
+    >>> total_loss_tags(["loss/d/total", "loss/d/fake", "loss/g/fooling", "optimizer/gradient_norm/d/global",
+    ...                  "optimizer/gradient_norm/g/global"])
+    {'d': 'loss/d/total', 'g': 'loss/g/fooling'}
+    """
+    tags = list(tags)
+    names = sorted(match[1] for match in map(_MINIMIZER.fullmatch, tags) if match)
+    own = [tag for tag in tags if not any(tag.startswith(f"loss/{name}/") for name in names)]
+    found = {"": total_loss_tag(own)}
+    for name in names:
+        mine = ["loss/" + tag.removeprefix(f"loss/{name}/") for tag in tags if tag.startswith(f"loss/{name}/")]
+        total = total_loss_tag(mine)
+        found[name] = None if total is None else f"loss/{name}/{total.removeprefix('loss/')}"
+    return {name: tag for name, tag in found.items() if tag is not None}
 
 
 def encode_row(values, valid=None):
@@ -66,7 +148,7 @@ def encode_row(values, valid=None):
         values: numbers of any shape, [time] as a rule. NaN and Inf stay what they are.
         valid: booleans of the same shape; False where no example is valid (padding). All valid by default.
     """
-    # A value beyond float32 becomes Inf, and is shown as such: that is no cause for a warning.
+    # A value beyond float32 becomes Inf and is shown as such, without a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         row = np.array(values, dtype=np.float32)
     bits = row.view(np.uint32)
@@ -88,7 +170,19 @@ def decode_row(row):
     return row, row.view(np.uint32) != PADDING_BITS
 
 
-def summary_metadata(kind, layer, quantity, *, loss=None, direction=None, time_shape=None, description=""):
+def summary_metadata(
+    kind,
+    layer,
+    quantity,
+    *,
+    loss=None,
+    direction=None,
+    time_shape=None,
+    cell=None,
+    axis=None,
+    depth=None,
+    description="",
+):
     """Returns the `SummaryMetadata` of a tag. TensorBoard keeps that of the tag's first event only.
 
     Args:
@@ -98,6 +192,9 @@ def summary_metadata(kind, layer, quantity, *, loss=None, direction=None, time_s
         loss: the loss's name, for `loss_share` only.
         direction: `"forward"` or `"backward"`, where a layer has one.
         time_shape: the lengths of nested loops, outer first, when [time] is flattened from several.
+        cell: the class of a recurrent layer's cell, for advice.
+        axis: `"position"` where the vector is over positions of a layer's output instead of time steps.
+        depth: place of such a layer in the order of calls.
         description: shown to the user beside the quantity.
     """
     if kind not in KINDS:
@@ -109,6 +206,10 @@ def summary_metadata(kind, layer, quantity, *, loss=None, direction=None, time_s
         content["loss"] = str(loss)
     if direction is not None:
         content["direction"] = str(direction)
+    if cell is not None:
+        content["cell"] = str(cell)
+    if axis is not None:
+        content |= {"axis": str(axis), "depth": int(depth)}
     if time_shape is not None:
         content["time_shape"] = [int(length) for length in time_shape]
     return summary_pb2.SummaryMetadata(
@@ -126,17 +227,20 @@ def parse_content(content):
     """Returns the dict that `summary_metadata` put into a tag's content, or None if it is not one of ours."""
     try:
         parsed = json.loads(content)
-    except (ValueError, UnicodeDecodeError):
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested deeper than Python follows
         return None
     if not isinstance(parsed, dict) or parsed.get("version") != CONTENT_VERSION:
         return None
     if parsed.get("kind") not in KINDS:
         return None
     texts = [parsed.get("layer"), parsed.get("quantity"), parsed.get("loss", ""), parsed.get("direction", "")]
+    texts += [parsed.get("axis", ""), parsed.get("cell", "")]
     shape = parsed.get("time_shape", [])
     if not all(isinstance(text, str) for text in texts) or not isinstance(shape, list):
         return None
-    if not all(isinstance(length, int) and length > 0 for length in shape):
+    if not all(isinstance(length, int) and length > 0 for length in shape) or not isinstance(
+        parsed.get("depth", 0), int
+    ):
         return None
     return parsed
 
@@ -155,11 +259,12 @@ def tensor_proto(array):
     )
 
 
-def vector_summary(layer, quantity, values, valid=None, *, direction=None, time_shape=None, description=""):
-    """Returns the `Summary.Value` of one quantity of one layer at one training step. Runs on the host."""
-    metadata = summary_metadata(
-        VECTOR, layer, quantity, direction=direction, time_shape=time_shape, description=description
-    )
+def vector_summary(layer, quantity, values, valid=None, **described):
+    """Returns the `Summary.Value` of one quantity of one layer at one training step. Runs on the host.
+
+    `described`: `direction`, `time_shape`, `cell` and `description` as in `summary_metadata`.
+    """
+    metadata = summary_metadata(VECTOR, layer, quantity, **described)
     return _value(vector_tag(layer, quantity), encode_row(values, valid), metadata)
 
 

@@ -1,10 +1,15 @@
 """The site: `make docs` builds the texts of the repository and the reference into build/site with Sphinx."""
 
 import os
+import shutil
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, os.path.abspath(".."))
+
+from looptape import _quiet
+
+_quiet.import_tensorflow()
 
 project = "Looptape"
 author = "the authors of Looptape"
@@ -31,17 +36,33 @@ html_css_files = ["wide.css"]
 
 # The README has no table of contents in Sphinx's own syntax, which a forge would print as it is.
 CONTENTS = {
-    "Begin": ["docs/first-run", "docs/from-fit", "docs/moving-in"],
+    "Start": ["docs/first-run", "docs/gallery", "docs/moving-in", "experiments/README"],
+    "Migrate": ["docs/from-fit", "docs/from-train-step", "docs/from-gradient-tape", "docs/from-lightning"],
     "Write": [
+        "docs/which-hook",
         "docs/subclassing",
         "docs/losses",
         "docs/accumulation",
+        "docs/sequence-lengths",
         "docs/own-experiment",
-        "experiments/README",
         "docs/scale-out",
     ],
-    "Look": ["docs/timestep-gradients", "docs/gradient-flow", "docs/is-my-rnn-forgetting"],
-    "Trust": ["docs/reliability", "docs/debugging", "docs/how-it-works", "benchmarks/README"],
+    "Look": [
+        "docs/timestep-gradients",
+        "docs/recurrent-layers",
+        "docs/steering",
+        "docs/gradient-flow",
+        "docs/is-my-rnn-forgetting",
+        "docs/health",
+    ],
+    "Trust": [
+        "docs/reliability",
+        "docs/debugging",
+        "docs/common-errors",
+        "docs/how-it-works",
+        "docs/versions",
+        "benchmarks/README",
+    ],
     "Reference": [
         "docs/reference/trainer",
         "docs/reference/losses",
@@ -58,5 +79,12 @@ def add_contents(app, name, source):
             source[0] += "\n```{toctree}\n:hidden:\n:caption: " + caption + "\n\n" + "\n".join(pages) + "\n```\n"
 
 
+def add_index(app, error):
+    """The README is the front page; a server and a reader look for index.html."""
+    if error is None and app.builder.name == "html":
+        shutil.copy(os.path.join(app.outdir, "README.html"), os.path.join(app.outdir, "index.html"))
+
+
 def setup(app):
     app.connect("source-read", add_contents)
+    app.connect("build-finished", add_index)

@@ -16,10 +16,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from experiments.adding_problem import sequences
-from losses import squared_error
-from models import IdentityRNNCell, LoopRNN
-from trainer import Trainer, pictures, writer
+from looptape.experiments.adding_problem import sequences
+from looptape.losses import squared_error
+from looptape.models import IdentityRNNCell, LoopRNN
+from looptape.trainer import Trainer
+from looptape.trainer.analysis import plots
+from looptape.trainer.summaries import event_writer
 
 DOCS = Path(__file__).resolve().parent
 GUIDE = DOCS / "is-my-rnn-forgetting.md"
@@ -107,7 +109,7 @@ def study(task, name):
         trainer.fit(data, steps=STEPS, workdir=workdir, progress=False, log_every=STEPS)
         rows = [
             (step, tf.make_ndarray(value.tensor))
-            for step, value in writer.read(Path(workdir) / "train")
+            for step, value in event_writer.read(Path(workdir) / "train")
             if value.tag == "timestep/loop/state"
         ]
     held_out = tf.data.Dataset.from_tensor_slices(make_batch(10**6 + 1, 16 * BATCH)).batch(BATCH)
@@ -171,17 +173,15 @@ def save(axes, name, title=None):
 
 def draw(adding_found, copy_found):
     shown = adding_found
-    save(
-        pictures.norms({n: own["before"]["norms"] for n, own in shown.items()}), "start", "Adding problem, at the start"
-    )
-    save(pictures.norms({n: own["after"]["norms"] for n, own in shown.items()}), "end", f"After {STEPS} steps")
-    save(pictures.gains({n: own["before"]["gain"] for n, own in shown.items()}), "gains", "Gain at the start")
+    save(plots.norms({n: own["before"]["norms"] for n, own in shown.items()}), "start", "Adding problem, at the start")
+    save(plots.norms({n: own["after"]["norms"] for n, own in shown.items()}), "end", f"After {STEPS} steps")
+    save(plots.gains({n: own["before"]["gain"] for n, own in shown.items()}), "gains", "Gain at the start")
     steps, rows = zip(*adding_found["GRU"]["rows"], strict=True)
-    save(pictures.over_training(steps, np.stack(rows)), "training", "GRU on the adding problem")
+    save(plots.over_training(steps, np.stack(rows)), "training", "GRU on the adding problem")
     for index, when in enumerate(("start", "end")):
         for name in ("GRU", "plain"):
             title = f"Copy memory, {name}, {'at the start' if index == 0 else f'after {STEPS} steps'}"
-            save(pictures.credit(copy_found[name]["credit"][index]), f"credit-{name.lower()}-{when}", title)
+            save(plots.credit(copy_found[name]["credit"][index]), f"credit-{name.lower()}-{when}", title)
 
 
 def two_losses():
@@ -200,7 +200,7 @@ def two_losses():
 
     trainer = Both(model, "adam")
     _, shares = trainer.timestep_gradients_by_loss(adding(10**6))
-    save(pictures.shares(shares["loop"]), "shares", "GRU at the start, two losses")
+    save(plots.shares(shares["loop"]), "shares", "GRU at the start, two losses")
     return f"{abs(np.mean(shares['loop']['sum'][: LENGTH // 2])):.1e}"
 
 

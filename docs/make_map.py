@@ -1,10 +1,9 @@
-"""Draws the module map from the imports: docs/pictures/modules.png, and the list in docs/how-it-works.md.
+"""Draws the map of the packages from their imports: docs/pictures/modules.png.
 
 python -m docs.make_map
 """
 
 import ast
-import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -14,7 +13,7 @@ PACKAGES = ("losses", "dashboard", "trainer", "models", "experiments")
 
 def name_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return ".".join(["looptape", *(parts[:-1] if parts[-1] == "__init__" else parts)])
 
 
 def modules(package):
@@ -41,7 +40,7 @@ def package_edges():
     for package in PACKAGES:
         found = set()
         for path in modules(package).values():
-            found |= {name.split(".")[0] for name in imports_anywhere(path)}
+            found |= {name.removeprefix("looptape.").split(".")[0] for name in imports_anywhere(path)}
         edges[package] = {name for name in found if name in PACKAGES and name != package}
     return edges
 
@@ -51,7 +50,7 @@ def imports_anywhere(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def layers(package):
@@ -59,7 +58,7 @@ def layers(package):
     known = modules(package)
     needs = {name: imports(path, known) for name, path in known.items()}
     for name in list(needs):  # a package's `__init__` names its parts; that is not an edge of the map
-        if known[name].name == "__init__.py" and name == package:
+        if known[name].name == "__init__.py" and name == f"looptape.{package}":
             del needs[name]
     placed, result = set(), []
     while len(placed) < len(needs):
@@ -69,31 +68,6 @@ def layers(package):
         placed |= set(ready)
         result.append(ready)
     return result
-
-
-def first_sentence(doc):
-    """The first paragraph of a docstring up to its first full stop, on one line.
-
-    >>> first_sentence("What it\\nis: this. And more.\\n\\nNot this.")
-    'What it is: this.'
-    """
-    paragraph = " ".join(doc.split("\n\n")[0].split())
-    return re.split(r"(?<=\.) ", paragraph)[0]
-
-
-def listing():
-    """The list in the guide: the modules of the trainer, from the bottom, with what their docstrings begin with."""
-    lines = ["| layer | module | |", "|---|---|---|"]
-    paths = modules("trainer")
-    for index, names in enumerate(layers("trainer")):
-        for name in names:
-            doc = first_sentence(ast.get_docstring(ast.parse(paths[name].read_text())) or "")
-            lines.append(f"| {index} | `{name}` | {doc.replace('|', chr(92) + '|')} |")
-    return "\n".join(lines)
-
-
-def updated(text):
-    return re.sub(r"(<!-- modules -->\n).*?(\n<!-- end -->)", lambda m: f"{m[1]}{listing()}{m[2]}", text, flags=re.S)
 
 
 def draw(path):
@@ -121,7 +95,6 @@ def draw(path):
 
 def main():
     draw(ROOT / "docs" / "pictures" / "modules.png")
-    GUIDE.write_text(updated(GUIDE.read_text()))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 `heatmap.png` is the newest heat map as TensorBoard's image tab shows it; `gradient-flow.png` is the Gradient Flow tab
 in headless Chromium (left out with a word where Chromium is not installed). `flow-*.png` show three small recurrent
 networks that are trained here for it, in about two minutes: one whose gradients vanish, a healthy one, and one whose
-gradients explode.
+gradients explode. `flow-shares.png` and `flow-credit.png` show two runs of the experiment `echo`.
 """
 
 import json
@@ -44,8 +44,8 @@ def train_three(logdir, length=60, steps=400):
     """Three networks on the adding problem that differ in their recurrent cell only."""
     import keras
 
-    from experiments.adding_problem import Config, data
-    from trainer import Trainer
+    from looptape import Trainer
+    from looptape.experiments.adding_problem import Config, data
 
     layers = {
         "vanishing": keras.layers.SimpleRNN(32, recurrent_initializer=keras.initializers.Orthogonal(0.7), name="rnn"),
@@ -58,17 +58,32 @@ def train_three(logdir, length=60, steps=400):
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((length, 2)), layer, keras.layers.Dense(1)])
         loss = keras.losses.MeanSquaredError()
-        trainer = Trainer(model, keras.optimizers.Adam(0.01), {"error": loss}, clip_norm=1.0, probe_every=5)
+        options = {"clip_norm": 1.0, "probe_every": 5, "health_every": 10}
+        trainer = Trainer(model, keras.optimizers.Adam(0.01), {"error": loss}, **options)
         dataset, held_out = data(Config(length=length, batch_size=32, eval_examples=500))
         trainer.fit(dataset, steps=steps, eval_dataset=held_out, eval_every=steps, workdir=logdir / name, log_every=5)
+
+
+def train_echo(logdir):
+    """A GRU and a plain RNN on `echo`, with the experiment's own flags."""
+    from looptape import launch
+    from looptape.experiments import echo
+
+    for cell in ("gru", "rnn"):
+        launch.run(echo.Config(cell=cell, workdir=str(logdir / cell)), echo.build, name="echo", show=False)
 
 
 # The views that the guide shows: file → what a deep link says.
 THREE = ["exploding/train", "healthy/train", "vanishing/train"]
 VIEWS = {
-    "flow-states.png": {"runs": THREE, "quantity": "state"},
-    "flow-gain.png": {"runs": THREE, "quantity": "gain", "pinned": 5},
-    "flow-difference.png": {"runs": THREE, "mode": "difference", "baseline": "healthy/train"},
+    "flow-health.png": {"page": "health", "runs": THREE},
+    "flow-states.png": {"page": "flow", "runs": THREE, "quantity": "state", "mode": "relative"},
+    "flow-gain.png": {"page": "flow", "runs": THREE, "quantity": "gain", "mode": "absolute", "pinned": 5},
+    "flow-difference.png": {"page": "flow", "runs": THREE, "mode": "difference", "baseline": "healthy/train"},
+}
+ECHO = {
+    "flow-shares.png": {"page": "flow", "mode": "relative", "panel": "shares", "step": 20},
+    "flow-credit.png": {"page": "flow", "mode": "relative", "panel": "credit"},
 }
 
 
@@ -120,7 +135,10 @@ def wait_for(address, seconds=60):
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
     (PICTURES / "heatmap.png").write_bytes(newest_heatmap(sys.argv[1]))
-    screenshots(sys.argv[1], {"gradient-flow.png": None})
+    screenshots(sys.argv[1], {"gradient-flow.png": {"page": "flow", "mode": "relative"}})
     with tempfile.TemporaryDirectory() as logdir:
         train_three(Path(logdir))
         screenshots(logdir, VIEWS)
+    with tempfile.TemporaryDirectory() as logdir:
+        train_echo(Path(logdir))
+        screenshots(logdir, ECHO)

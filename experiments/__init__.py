@@ -1,11 +1,13 @@
-"""One file per experiment, launched by `python -m experiments.<name>`; `python -m experiments` lists them."""
+"""One file per experiment, launched by `looptape run <name>`; `looptape list` lists them."""
 
 import os
 import sys
 
-from experiments import quiet
+from looptape import _quiet
+from looptape._checkout import one_package
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Only where a person launches an experiment: the list of experiments needs no TensorFlow.
-if quiet.launched(sys.orig_argv):
-    quiet.import_tensorflow()
+if _quiet.launched(sys.orig_argv):
+    _quiet.import_tensorflow()
+one_package(__name__)

@@ -1,6 +1,6 @@
-"""`python -m experiments` lists the experiments with a line each."""
+"""Lists the experiments with a line each, as `looptape list` does."""
 
-from experiments import listing
+from looptape.experiments.tools import listing
 
 if __name__ == "__main__":
     print(listing.text())

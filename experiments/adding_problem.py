@@ -1,6 +1,6 @@
 """The adding problem: add the two marked numbers of a long sequence.
 
-    python -m experiments.adding_problem --workdir=runs/adding
+    looptape run adding_problem --workdir=runs/adding
 
 Each time step has a number from [0, 1) and a marker, which is 1 once in the first half of the sequence and once in
 the second; the target is the sum of the two marked numbers. Always answering 1 has a mean squared error of 1/6 =
@@ -9,9 +9,9 @@ whether it does.
 
 Expect an `error` below 0.01 in less than a minute on two CPU cores: the GRU reached 0.0001 to 0.0003 with five seeds.
 
-With three seeds and the same flags the minimal gated unit reached 0.00015 and the LSTM 0.0005 to 0.0016. The identity
-RNN wants `--learning_rate=1e-3 --steps=3000` for 0.0007, 0.0012 and 0.016; the orthogonal RNN comes to 0.02 to 0.09
-with `--learning_rate=3e-3 --steps=3000`; a plain `rnn` learns nothing.
+With the same flags and three seeds, the minimal gated unit reached 0.00015 and the LSTM 0.0005 to 0.0016. The identity
+RNN needs `--learning_rate=1e-3 --steps=3000` and reached 0.0007, 0.0012 and 0.016; the orthogonal RNN reached 0.02 to
+0.09 with `--learning_rate=3e-3 --steps=3000`; a plain `rnn` learns nothing.
 """
 
 import dataclasses
@@ -19,10 +19,9 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from experiments import launch
-from losses import squared_error
-from models import IdentityRNNCell, LoopRNN, MinimalGatedCell, OrthogonalRNNCell
-from trainer import Trainer
+from looptape import Trainer, launch
+from looptape.losses import squared_error
+from looptape.models import IdentityRNNCell, LoopRNN, MinimalGatedCell, OrthogonalRNNCell
 
 CELLS = {
     "gru": keras.layers.GRUCell,

@@ -1,20 +1,22 @@
-"""A character model of Python source, by truncated back-propagation with a state that is carried on.
+"""A character model of Python source, by truncated back-propagation with a carried state.
 
-    python -m experiments.char_lm --workdir=runs/char
-    python -m experiments.char_lm --workdir=runs/novel --corpus=novel.txt --prompt="It was "
+    looptape run char_lm --workdir=runs/char
+    looptape run char_lm --workdir=runs/novel --corpus=novel.txt --prompt="It was "
 
-The corpus is the source of the Python standard library that this very program runs on: two million characters to train
-on, and other files to evaluate on. Each row of a batch goes on where it ended in the batch before, and so does the
-state; the gradient ends at the window's start. `timestep/lstm_0/cut_off` in TensorBoard is what is lost there, the
-gradient that would have gone on into the window before. At the end of training it was 0.048, two thirds of the 0.072
-that the Gradient Flow tab shows at the window's first time step. `trainer.window_advice` says which window keeps more.
+The corpus is the source of the Python standard library that runs this program: two million characters for training,
+and other files for evaluation. Each row of a batch continues where it ended in the previous batch (`bptt_begins` is
+"never"); the trainer cuts the batches into windows, makes one update for each (`bptt_updates`), carries the state, and
+ends the gradient at the start of the window. `timestep/lstm_0/cut_off` in TensorBoard shows the loss there: the
+gradient that would have continued into the previous window. At the end of training it was 0.048, two thirds of the
+0.072 that the Gradient Flow tab shows at the first time step of the window. `trainer.window_advice` names a window that
+keeps more.
 
-The experiment computes what there is to beat: a unigram and a 5-gram model of the same text (interpolated by Witten and
-Bell). Samples are in the run `shown`, under Text.
+The experiment also computes baselines on the same text: a unigram and a 5-gram model (interpolated by Witten and Bell).
+Samples are in the run `shown`, under Text.
 
 Expect less than 2 `bits` per held-out character in about five minutes on two CPU cores: it reached 1.973, 1.998 and
-1.957 with seeds 0 to 2 on the library of Python 3.11, where the unigram has 4.39 and the 5-gram 2.06. With other
-versions the text is another.
+1.957 with seeds 0 to 2 on the library of Python 3.11, where the unigram has 4.39 and the 5-gram 2.06. Other versions of
+Python have another text.
 """
 
 import collections
@@ -27,14 +29,15 @@ import sysconfig
 import numpy as np
 import tensorflow as tf
 
-from experiments import launch, showing
-from losses import sparse_categorical_cross_entropy
-from models import LanguageModel
-from trainer import Trainer
+from looptape import Trainer, launch
+from looptape.experiments.records import media
+from looptape.losses import sparse_categorical_cross_entropy
+from looptape.models import LanguageModel
 
 OTHER = "\N{REPLACEMENT CHARACTER}"  # stands for all characters that are not among the most common ones
 CHARACTERS = 128  # the most common ones
 ORDER = 5  # of the n-grams
+WINDOWS = 16  # to a batch, which the trainer cuts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +54,18 @@ class Config(launch.Config):
     checkpoint_every: int | None = 500
     probe_every: int = 100
 
-    corpus: str | None = launch.option(None, "a text file; the Python standard library's source if none")
-    characters: int = launch.option(2_000_000, "train on at most so many characters", least=1)
-    held_out: int = launch.option(200_000, "evaluate on at most so many characters of other files", least=1)
-    window: int = launch.option(64, "time steps of a batch; the gradient ends at its start, the state goes on", least=1)
+    corpus: str | None = launch.option(None, "text file; by default the source of the Python standard library")
+    characters: int = launch.option(2_000_000, "largest number of characters to train on", least=1)
+    held_out: int = launch.option(200_000, "largest number of characters of other files to evaluate on", least=1)
+    bptt_window: int | None = launch.option(
+        64, "time steps of a window; the gradient ends at its start, the state continues", least=1
+    )
     cell: str = launch.option("lstm", "the recurrent cell", choices=("lstm", "gru", "rnn"))
     units: int = launch.option(128, "size of each layer's state", least=1)
     layers: int = launch.option(1, "recurrent layers", least=1)
-    prompt: str = launch.option("def ", "what the samples in TensorBoard begin with", resume="accept")
+    prompt: str = launch.option("def ", "beginning of the samples in TensorBoard", resume="accept")
     temperature: float = launch.option(
-        0.7, "of the samples; below 1 prefers likely characters", above=0, resume="accept"
+        0.7, "temperature of the samples; below 1 favours likely characters", above=0, resume="accept"
     )
 
 
@@ -100,12 +105,13 @@ def texts(config):
             ) from error
         end = len(text) * 9 // 10
         train, held_out = text[:end][: config.characters], text[end:][: config.held_out]
-    least = config.batch_size * config.window
+    least = config.batch_size * config.bptt_window
     if len(train) < least or len(held_out) <= config.batch_size:
         raise launch.Refused(
             f"{config.corpus or 'The standard library here'} has {len(train):,} characters to train on and "
-            f"{len(held_out):,} held out; batches of {config.batch_size} × {config.window} need at least {least:,} and "
-            f"{config.batch_size + 1:,}. Give a longer text by --corpus, or smaller --batch_size and --window."
+            f"{len(held_out):,} held out; batches of {config.batch_size} × {config.bptt_window} need at least "
+            f"{least:,} and {config.batch_size + 1:,}. Give a longer text by --corpus, or smaller --batch_size and "
+            "--bptt_window."
         )
     return train, held_out
 
@@ -159,23 +165,23 @@ def _lookup(keys, known, values):
     return np.where(known[index] == keys, values[index], 0)
 
 
-def windows(numbers, batch_size, window, index):
-    """(inputs, targets) [batch, window]: every row goes on where it ended at `index` − 1, in a text without an end."""
+def rows(numbers, batch_size, time, index):
+    """(inputs, targets) [batch, time]: every row continues that of `index` − 1, in a text without an end."""
     total = numbers.shape[0]
-    begin = tf.range(batch_size, dtype=tf.int64) * (total // batch_size) + index * window
-    found = tf.gather(numbers, (begin[:, None] + tf.range(window + 1, dtype=tf.int64)) % total)
+    begin = tf.range(batch_size, dtype=tf.int64) * (total // batch_size) + index * time
+    found = tf.gather(numbers, (begin[:, None] + tf.range(time + 1, dtype=tf.int64)) % total)
     return found[:, :-1], found[:, 1:]
 
 
 def data(config, train, held_out):
     """(endless batches, held-out batches). Each row of a batch is the text after that of the batch before."""
-    numbers = tf.constant(train)
-    dataset = tf.data.Dataset.counter().map(lambda i: windows(numbers, config.batch_size, config.window, i))
+    numbers, time = tf.constant(train), WINDOWS * config.bptt_window
+    dataset = tf.data.Dataset.counter().map(lambda i: rows(numbers, config.batch_size, time, i))
     length = (len(held_out) - 1) // config.batch_size
-    rows = [held_out[: config.batch_size * length], held_out[1 : config.batch_size * length + 1]]
-    inputs, targets = (row.reshape(config.batch_size, length).T for row in rows)
+    parts = [held_out[: config.batch_size * length], held_out[1 : config.batch_size * length + 1]]
+    inputs, targets = (row.reshape(config.batch_size, length).T for row in parts)
     # Batched over time, so that the last window may be shorter.
-    evaluated = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(config.window)
+    evaluated = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(config.bptt_window)
     return dataset.prefetch(2), evaluated.map(lambda *parts: tuple(map(tf.transpose, parts)))
 
 
@@ -190,18 +196,17 @@ def build(config):
     train, held_out = alphabet.encode(train), alphabet.encode(held_out)
     size = len(alphabet.characters)
     model = LanguageModel(size, config.units, config.layers, cell=config.cell, batch_size=config.batch_size)
-    trainer = Trainer(model, launch.optimizer(config), {"bits": bits}, **launch.trainer_options(config))
+    options = {**launch.trainer_options(config), "bptt_updates": True, "bptt_begins": "never"}
+    trainer = Trainer(model, launch.optimizer(config), {"bits": bits}, **options)
     dataset, evaluated = data(config, train, held_out)
 
     def sample():
         prompt = alphabet.encode(config.prompt)[None]
-        return showing.code(
-            config.prompt + alphabet.decode(model.sample(prompt, 500, temperature=config.temperature)[0])
-        )
+        return media.code(config.prompt + alphabet.decode(model.sample(prompt, 500, temperature=config.temperature)[0]))
 
     unigram, ngram = (ngram_bits(train, held_out, order, size) for order in (1, ORDER))
     goal = launch.Goal("bits", below=2.0, baseline=ngram, baseline_name=f"unigram: {unigram:.4g}, {ORDER}-gram")
-    shown = showing.Show(trainer, config.workdir, {"sample": sample})
+    shown = media.Show(trainer, config.workdir, {"sample": sample})
     return launch.Experiment(trainer, dataset, evaluated, goals=(goal,), callbacks=(shown,))
 
 

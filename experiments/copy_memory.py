@@ -1,14 +1,15 @@
-"""Copy memory: repeat ten symbols after a hundred time steps of nothing.
+"""Copy memory: repeat ten symbols after a hundred blank time steps.
 
-    python -m experiments.copy_memory --workdir=runs/copy/orthogonal
-    python -m experiments.copy_memory --workdir=runs/copy/rnn --cell=rnn
+    looptape run copy_memory --workdir=runs/copy/orthogonal
+    looptape run copy_memory --workdir=runs/copy/rnn --cell=rnn
 
-Ten of eight symbols, blanks, a sign to begin, ten more blanks during which the symbols are to be answered; before that
-a blank is right. Who knows when to answer but not what has a cross-entropy of 10 ln 8 / (delay + 20) = 0.173.
+The input is ten symbols out of eight, blanks, a start sign, and ten more blanks. During these the network must answer
+the symbols; before, the right answer is a blank. A network that knows when to answer but not what has a cross-entropy
+of 10 ln 8 / (delay + 20) = 0.173.
 
 Expect a `cross_entropy` below 0.01 in about a minute on two CPU cores: the orthogonal RNN reached 0.0064, 0.0031 and
-0.0025 with seeds 0 to 2. The plain `rnn` stayed at 0.1739 with seeds 0 and 1 and came to 0.1642 with seed 2; the LSTM
-came to 0.1695 with seed 0, to 0.1693 with seed 1.
+0.0025 with seeds 0 to 2. The plain `rnn` stayed at 0.1739 with seeds 0 and 1 and reached 0.1642 with seed 2; the LSTM
+reached 0.1695 with seed 0 and 0.1693 with seed 1.
 
 The Gradient Flow tab shows why (`tensorboard --logdir runs/copy`). At step 1,000 the state of the plain RNN of seed 0
 has a gradient of 1.0e-2 at time step 110, the first answer, and of 2.1e-6 at time step 9, the last symbol: nothing
@@ -23,10 +24,9 @@ import math
 import keras
 import tensorflow as tf
 
-from experiments import launch
-from losses import sparse_categorical_cross_entropy
-from models import LoopRNN, OrthogonalRNNCell
-from trainer import Trainer
+from looptape import Trainer, launch
+from looptape.losses import sparse_categorical_cross_entropy
+from looptape.models import LoopRNN, OrthogonalRNNCell
 
 SYMBOLS, REMEMBERED = 8, 10
 BLANK, GO = 0, SYMBOLS + 1  # the symbols are 1 to 8

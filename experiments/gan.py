@@ -1,14 +1,14 @@
 """A generative adversarial network on a ring of eight Gaussians: two optimizers in one `train_step`.
 
-    python -m experiments.gan --workdir=runs/gan
+    looptape run gan --workdir=runs/gan
 
-The generator makes points of the plane out of noise, the discriminator tells them from points of eight narrow
-Gaussians on a circle. What goes wrong here is that the generator makes only some of the eight. `modes` counts those
-that it covers: a quarter of their fair share of the points made lie within three standard deviations of the centre.
-`quality` is the share of all points made that lie so close to any centre; of the real ones it is 0.989. Each network
-has an update of its own, with its own losses, variables and optimizer, all of which a checkpoint holds. The
-discriminator's slope at real points is penalised (Mescheder et al. 2018), and evaluations and pictures are those of the
-averaged weights. TensorBoard's image tab shows the points made.
+The generator turns noise into points of the plane; the discriminator tells them from points of eight narrow Gaussians
+on a circle. The typical failure is a generator that covers only some of the eight. `modes` counts those that it
+covers: at least a quarter of their fair share of the generated points lies within three standard deviations of the
+centre. `quality` is the share of generated points that lie so close to any centre; for the real points it is 0.989.
+Each network has its own update, with its own losses, variables and optimizer, and checkpoints hold all of them. The
+discriminator's slope at real points is penalised (Mescheder et al. 2018). Evaluations and pictures use the averaged
+weights. TensorBoard's image tab shows the generated points.
 
 Expect all eight `modes` and a `quality` above 0.8 in about a minute on two CPU cores: seeds 0, 1 and 2 covered all
 eight, with a quality of 0.846, 0.869 and 0.836.
@@ -21,9 +21,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from experiments import launch, showing
-from models import AdversarialPair
-from trainer import Trainer
+from looptape import Trainer, launch
+from looptape.experiments.records import media
+from looptape.models import AdversarialPair
 
 MODES, RADIUS, DEVIATION = 8, 2.0, 0.02
 WEIGHTS = {"real": 1.0, "fake": 1.0, "slope": 0.1, "fooling": 1.0}
@@ -43,7 +43,7 @@ class Config(launch.Config):
     checkpoint_every: int | None = 1000
 
     units: int = launch.option(128, "size of each of the two hidden layers of both networks", least=1)
-    latent_size: int = launch.option(16, "numbers that the generator makes a point of", least=1)
+    latent_size: int = launch.option(16, "size of the generator's input", least=1)
     eval_examples: int = launch.option(10_000, "points made in an evaluation", least=MODES, resume="accept")
 
 
@@ -167,7 +167,7 @@ def build(config):
             return picture(model.generator(latents))
 
     goals = (launch.Goal("modes", above=7.5), launch.Goal("quality", above=0.8))
-    shown = showing.Show(trainer, config.workdir, {"points_made": points_made})
+    shown = media.Show(trainer, config.workdir, {"points_made": points_made})
     return launch.Experiment(trainer, dataset, held_out, goals=goals, callbacks=(shown,))
 
 

@@ -1,26 +1,23 @@
 """The Helmholtz equation by a physics-informed network: a plain sum of two losses against balanced gradients.
 
-    python -m experiments.helmholtz --workdir=runs/helmholtz
-    python -m experiments.helmholtz --workdir=runs/helmholtz_plain --combiner=weighted_sum
+    looptape run helmholtz --workdir=runs/helmholtz
+    looptape run helmholtz --workdir=runs/helmholtz_plain --combiner=weighted_sum
 
 u_xx + u_yy + u = q on the square [-1, 1]², with q such that u = sin(πx) sin(4πy), which is 0 on all four edges. The
 losses are the squared residual of the equation inside, whose second derivatives come from nested tapes, and the
-squared error on the edges, summed over the four; points are drawn anew for each update. The gradients of the residual
-are far larger than those of the boundary, so that a plain sum solves the equation with the wrong boundary values.
-`GradientBalance` weights the boundary up until both count (Wang et al. 2020, arXiv 2001.04536, with its network and
-its learning rate). `relative_l2` is the norm of the error over the norm of the solution on a grid of 100 × 100 points.
+squared error on the edges, summed over the four. Each update draws new points. The gradients of the residual are far
+larger than those of the boundary, so a plain sum solves the equation with the wrong boundary values. `GradientBalance`
+increases the weight of the boundary until both count (Wang et al. 2020, arXiv 2001.04536, with its network and its
+learning rate). `relative_l2` is the norm of the error over the norm of the solution on a grid of 100 × 100 points.
 
 Expect a `relative_l2` below 0.08 in about half a minute on two CPU cores: seeds 0 to 2 reached 0.037, 0.035 and 0.059,
 the plain sum 0.35, 0.30 and 0.77.
 
-The start seems to decide. Balanced from the first update on, as published (`--balance_after=0`), 3 of 20 seeds end
-above 0.08 (0.108, 0.214 and 0.099; the others between 0.023 and 0.076), perhaps because the weights then follow the
-gradients of a network that knows nothing yet. With a thousand updates of the plain sum before, all of the same 20 end
-between 0.020 and 0.059. It was chosen on seeds 0 to 7, out of eight changes that were tried there (another statistic,
-slower averages, both, ConFIG; averaged weights on two of the seeds), of which it was the best and one more, an
-average over twenty times as many updates (`--combiner_args=moving_average=0.995`), had all eight below 0.08, too.
-Seeds 8 to 19 were run afterwards: 0.022 to 0.040 with the warm-up, 0.022 to 0.078 with the slow average, 0.023 to
-0.099 as published.
+The first updates use the plain sum (`--balance_after`). Balanced from the first update on, as published, 3 of 20 seeds
+end above 0.08; after a thousand updates of the plain sum, all 20 end between 0.020 and 0.059. We chose this on seeds 0
+to 7, as the best of eight changes; one more of them, an average over twenty times as many updates
+(`--combiner_args=moving_average=0.995`), had all eight below 0.08, too. Seeds 8 to 19, run afterwards: 0.022 to 0.040
+with the warm-up, 0.022 to 0.078 with the slow average, 0.023 to 0.099 as published.
 """
 
 import dataclasses
@@ -30,9 +27,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from experiments import launch
-from models import PhysicsInformedNetwork
-from trainer import Trainer
+from looptape import Trainer, launch
+from looptape.models import PhysicsInformedNetwork
 
 WAVES = (1, 4)  # half waves of the solution along x and y, times two
 

@@ -1,16 +1,17 @@
 """Cart-pole by policy gradients, simulated inside the traced update by a `tf.while_loop`.
 
-    python -m experiments.policy_gradient --workdir=runs/cart_pole
+    looptape run policy_gradient --workdir=runs/cart_pole
 
-A cart is pushed to the left or to the right, fifty times a second, so that the pole on it does not fall. An episode
-ends when the pole leans more than 12 degrees, when the cart is more than 2.4 away from its start, or after 500 pushes;
-its return is the number of pushes. Equations and limits are those of Barto, Sutton & Anderson (1983) as in Gym's
-CartPole-v1, where above 475 is called solved. Each update plays new episodes with the present policy: no simulator
-beside the graph, no data but starting points and random numbers. Three weighted losses, each one value per push of an
-episode: `policy` (advantages by Schulman et al. 2016), `value`, and the negative `entropy`.
+Fifty times a second the policy pushes a cart to the left or to the right, so that the pole on it does not fall. An
+episode ends when the pole leans more than 12 degrees, when the cart is more than 2.4 away from its start, or after 500
+pushes; its return is the number of pushes. Equations and limits are those of Barto, Sutton & Anderson (1983) as in
+Gym's CartPole-v1, where a return above 475 counts as solved. Each update plays new episodes with the present policy:
+there is no simulator outside the graph, and the only data are starting points and random numbers. Three weighted
+losses, each with one value per push of an episode: `policy` (advantages by Schulman et al. 2016), `value`, and the
+negative `entropy`.
 
-Evaluations play 100 episodes with the more likely push, without chance; the `return` of the training is that of pushes
-drawn from the policy.
+Evaluations play 100 episodes and always take the more likely push; the `return` of the training comes from pushes drawn
+from the policy.
 
 Expect a `return` above 475 in less than a minute on two CPU cores: seeds 0 to 4 all reached 500.
 """
@@ -20,9 +21,8 @@ import math
 
 import tensorflow as tf
 
-from experiments import launch
-from models import ActorCritic
-from trainer import Trainer
+from looptape import Trainer, launch
+from looptape.models import ActorCritic
 
 GRAVITY, CART_MASS, POLE_MASS, HALF_LENGTH, FORCE, SECONDS = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
 MOST_POSITION, MOST_ANGLE = 2.4, 12 * math.pi / 180
@@ -42,12 +42,12 @@ class Config(launch.Config):
     probe_every: int = 50
 
     units: int = launch.option(64, "size of each of the two hidden layers of policy and value", least=1)
-    length: int = launch.option(500, "most pushes of an episode", least=1)
-    discount: float = launch.option(0.99, "what a reward is worth one push later", above=0, below=1)
+    length: int = launch.option(500, "largest number of pushes in an episode", least=1)
+    discount: float = launch.option(0.99, "discount of a reward per push", above=0, below=1)
     trace_decay: float = launch.option(
-        0.95, "how far advantages look ahead: 0 for one push, 1 for all", least=0, most=1
+        0.95, "λ of the advantages: 0 looks one push ahead, 1 to the end", least=0, most=1
     )
-    eval_episodes: int = launch.option(100, "episodes of an evaluation", least=1, resume="accept")
+    eval_episodes: int = launch.option(100, "episodes per evaluation", least=1, resume="accept")
 
 
 def push(state, right):
@@ -100,7 +100,7 @@ def play(choose, start, length):
 def advantages(values, going, discount, trace_decay):
     """[batch, length]: how much better than expected the pushes after each state turned out.
 
-    A push is rewarded by 1 - discount, so that a value is at most 1. An episode that goes on after its last push is
+    A push is rewarded by 1 - discount, so that a value is at most 1. An episode that continues after its last push is
     worth what the value says.
 
     Args:

@@ -1,19 +1,19 @@
 """A variational autoencoder of generated shapes: reconstruction and an annealed KL divergence.
 
-    python -m experiments.vae --workdir=runs/vae
-    python -m experiments.vae --workdir=runs/vae_cyclical --annealing=cyclical
+    looptape run vae --workdir=runs/vae
+    looptape run vae --workdir=runs/vae_cyclical --annealing=cyclical
 
-Triangles, squares and circles of any place and size are drawn anew for each update. The losses are the negative
-log-likelihood of the pixels and the divergence of the posterior from the prior, in nats per image; the divergence gets
-its weight step by step, once (Bowman et al. 2016) or in cycles (Fu et al. 2019), so that the code is used before it has
-to be paid for. `evidence_lower_bound` is their sum with full weight on held-out images, with codes drawn from the
+Each update draws new triangles, squares and circles of any place and size. The losses are the negative log-likelihood
+of the pixels and the divergence of the posterior from the prior, in nats per image. The weight of the divergence rises
+gradually, once (Bowman et al. 2016) or in cycles (Fu et al. 2019), so that the network uses the code before it has to
+pay for it. `evidence_lower_bound` is minus their sum with full weight on held-out images, with codes drawn from the
 posterior. Reconstructions and samples are in the run `shown` of TensorBoard, under Images.
 
 Expect an `evidence_lower_bound` above -30 in about a minute on two CPU cores: -25.5, -26.0 and -26.1 with seeds 0 to 2.
 The best constant image has -197.
 
-In cycles it came to -26.0, and without annealing to -25.5 (seed 0): these shapes do not need it; `loss/kl` shows what
-it does. Reconstructions have the right kind of shape; not all samples are a shape.
+With cyclical annealing it reached -26.0, and without annealing -25.5 (seed 0): these shapes do not need it; `loss/kl`
+shows its effect. Reconstructions have the right kind of shape; not all samples are a shape.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from experiments import launch, showing
-from losses import CyclicalKL, KLWarmup, bernoulli_negative_log_likelihood, standard_normal_kl
-from models import VariationalAutoencoder
-from trainer import Trainer
+from looptape import Trainer, launch
+from looptape.experiments.records import media
+from looptape.losses import CyclicalKL, KLWarmup, bernoulli_negative_log_likelihood, standard_normal_kl
+from looptape.models import VariationalAutoencoder
 
 SIZE = 24  # pixels along each side
 CORNERS = (3, 4, 0)  # of a triangle, a square, a circle
@@ -118,11 +118,11 @@ def build(config):
     def reconstructions():
         """Held-out images above what becomes of them."""
         images = held_out[:16]
-        return showing.tiled(tf.concat([images, tf.sigmoid(model(images)["reconstruction"])], axis=0), columns=16)
+        return media.tiled(tf.concat([images, tf.sigmoid(model(images)["reconstruction"])], axis=0), columns=16)
 
     pictures = {
         "reconstructions": reconstructions,
-        "samples": lambda: showing.tiled(model.generate(latents), columns=16),
+        "samples": lambda: media.tiled(model.generate(latents), columns=16),
     }
     goal = launch.Goal(
         "evidence_lower_bound",
@@ -131,7 +131,7 @@ def build(config):
         baseline_name="best constant image",
     )
     evaluated = tf.data.Dataset.from_tensor_slices(held_out).batch(500)
-    shown = showing.Show(trainer, config.workdir, pictures)
+    shown = media.Show(trainer, config.workdir, pictures)
     return launch.Experiment(trainer, dataset, evaluated, goals=(goal,), callbacks=(shown,))
 
 

@@ -1,10 +1,43 @@
-"""Named losses, schedules of their weights, and combiners that make one update of them.
+"""Named losses, schedules for their weights, and combiners that turn several losses into one update.
 
-A loss is called as `loss(targets, outputs)` and gives one value per example or element; options are set by
-calling it with keywords only, as in `huber(delta=2.0)`. Any `keras.losses.Loss` works beside them.
+Call a loss as `loss(targets, outputs)`; it returns one value per example or element. Set its options by
+calling it with keywords only, as in `huber(delta=2.0)`. Any `keras.losses.Loss` works as well.
 """
 
-from losses.classification import (
+from looptape._checkout import one_package
+from looptape.losses.combiners import (
+    DBMTL,
+    FAMO,
+    IMTLG,
+    MGDA,
+    PCD,
+    STCH,
+    AlignedMTL,
+    CAGrad,
+    Combiner,
+    ConFIG,
+    DualProj,
+    DynamicWeightAverage,
+    FairGrad,
+    GeometricMean,
+    GradDrop,
+    GradientBalance,
+    GradNorm,
+    GradVac,
+    LogSum,
+    MomentumConFIG,
+    NashMTL,
+    NTKBalance,
+    PCGrad,
+    RandomWeights,
+    ReLoBRaLo,
+    SoftAdapt,
+    Uncertainty,
+    UPGrad,
+    WeightedSum,
+    combiner_from_name,
+)
+from looptape.losses.functions.classification import (
     binary_cross_entropy,
     binary_focal,
     categorical_cross_entropy,
@@ -13,35 +46,18 @@ from losses.classification import (
     hinge,
     sparse_categorical_cross_entropy,
 )
-from losses.combiners import (
-    FAMO,
-    MGDA,
-    CAGrad,
-    Combiner,
-    ConFIG,
-    DynamicWeightAverage,
-    GeometricMean,
-    GradientBalance,
-    GradNorm,
-    LogSum,
-    PCGrad,
-    RandomWeights,
-    ReLoBRaLo,
-    Uncertainty,
-    WeightedSum,
-    combiner_from_name,
-)
-from losses.contrastive import info_nce, triplet
-from losses.distributions import (
+from looptape.losses.functions.contrastive import info_nce, triplet
+from looptape.losses.functions.distributions import (
     bernoulli_negative_log_likelihood,
     gaussian_kl,
     gaussian_negative_log_likelihood,
     standard_normal_kl,
 )
-from losses.reduction import summed
-from losses.regression import absolute_error, huber, log_cosh, quantile, squared_error
-from losses.regularization import activity, temporal_smoothness
-from losses.schedules import (
+from looptape.losses.functions.regression import absolute_error, huber, log_cosh, quantile, squared_error
+from looptape.losses.functions.regularization import activity, temporal_smoothness
+from looptape.losses.functions.sequences import ctc, masked_cross_entropy, masked_squared_error
+from looptape.losses.reduction import summed
+from looptape.losses.schedules import (
     Constant,
     CosineRamp,
     CyclicalKL,
@@ -53,32 +69,49 @@ from losses.schedules import (
     Schedule,
     SigmoidRamp,
 )
-from losses.sequences import ctc, masked_cross_entropy, masked_squared_error
+from looptape.losses.time_weights import over_time
+
+one_package(__name__)
+del one_package
 
 __all__ = [
+    "AlignedMTL",
     "CAGrad",
     "Combiner",
     "ConFIG",
     "Constant",
     "CosineRamp",
     "CyclicalKL",
+    "DBMTL",
     "DisabledAfter",
+    "DualProj",
     "DynamicWeightAverage",
     "EnabledFrom",
     "FAMO",
+    "FairGrad",
     "GeometricMean",
+    "GradDrop",
     "GradNorm",
+    "GradVac",
     "GradientBalance",
+    "IMTLG",
     "KLWarmup",
     "LinearRamp",
     "LogSum",
     "MGDA",
+    "MomentumConFIG",
+    "NTKBalance",
+    "NashMTL",
+    "PCD",
     "PCGrad",
     "Piecewise",
     "RandomWeights",
     "ReLoBRaLo",
+    "STCH",
     "Schedule",
     "SigmoidRamp",
+    "SoftAdapt",
+    "UPGrad",
     "Uncertainty",
     "WeightedSum",
     "absolute_error",
@@ -99,6 +132,7 @@ __all__ = [
     "log_cosh",
     "masked_cross_entropy",
     "masked_squared_error",
+    "over_time",
     "quantile",
     "sparse_categorical_cross_entropy",
     "squared_error",

@@ -1,8 +1,8 @@
-"""From the values of one loss to its share of an update: a weighted sum and the divisor that belongs to it.
+"""Reduces the values of one loss to a weighted sum and its divisor.
 
-The value of a loss over an update is Σ w·l / Σ w over *all* elements of the update, whatever the number of
-micro-batches or replicas it was computed in. Sums and divisors add up over those parts; means do not. So a part
-reports the two apart, and the division happens once, at the end.
+The value of a loss over an update is Σ w·l / Σ w over *all* elements of the update, however many micro-batches or
+replicas computed it. Sums and divisors add up over those parts; means do not. So each part reports the sum and the
+divisor separately, and the division happens once, at the end.
 """
 
 import math
@@ -22,11 +22,11 @@ class Summed(NamedTuple):
 
 
 def summed(loss, weights=None):
-    """Asks for Σ w·l instead of Σ w·l / Σ w.
+    """Makes a loss a weighted sum, Σ w·l, instead of a weighted mean, Σ w·l / Σ w.
 
     Args:
-        loss: values of a loss (a tensor), or a loss function `callable(targets, outputs)`.
-        weights: weights of the elements, only with values.
+        loss: the loss's values (a tensor), or a loss function `callable(targets, outputs)`.
+        weights: one weight per element; only if `loss` is a tensor of values.
 
     Example:
 
@@ -41,15 +41,16 @@ def summed(loss, weights=None):
         return Summed(*result) if isinstance(result, tuple) else Summed(result)
 
     summed_loss.__name__ = getattr(loss, "__name__", type(loss).__name__)
+    summed_loss.summed_function = loss  # type: ignore[attr-defined]
     return summed_loss
 
 
 class Term(NamedTuple):
     """One loss in one micro-batch.
 
-    `divisor_key` is equal for terms whose divisors are proportional to each other in every micro-batch;
-    `ratio` is the factor: divisor = ratio · (the divisor of the group). Terms of one group can share one gradient
-    accumulator; others cannot, if accumulation is to equal the large batch.
+    Terms whose divisors are proportional to each other in every micro-batch form a group and have the same
+    `divisor_key`; `ratio` is the factor: divisor = ratio · (the divisor of the group). Terms of one group can share
+    one gradient accumulator. Terms of different groups cannot, or accumulation would differ from the large batch.
     """
 
     sum: Any
@@ -59,12 +60,12 @@ class Term(NamedTuple):
 
 
 def as_weight(weights):
-    """Weights are data: float32, and no gradient flows through them."""
+    """Returns weights as float32 data, through which no gradient flows."""
     return tf.stop_gradient(tf.cast(weights, tf.float32))
 
 
 def _expand_to(weights, values, name):
-    """Weights [batch] or [batch, time] against values of a higher rank: missing dimensions are added at the end."""
+    """Appends axes to weights [batch] or [batch, time] until they have the rank of the values."""
     while weights.shape.rank < values.shape.rank:
         weights = weights[..., tf.newaxis]
     if weights.shape.rank > values.shape.rank:
@@ -85,10 +86,10 @@ def _expand_to(weights, values, name):
 
 
 def _broadcast_divisor(weights, values):
-    """(Σ w over the values' elements, ratio, whether it is ratio · Σ w of any other values with these weights).
+    """Returns (Σ w over the values' elements, ratio, whether the divisor is ratio · Σ w for any values).
 
-    Elements that share a weight because it was broadcast count each. An axis of which only the run knows whether the
-    weights are 1 there is looked at when it runs; if it is the first, the batch, it is as long for all values.
+    A broadcast weight counts once for every element that shares it. If only the run knows whether the weights have
+    size 1 on an axis, the run checks it. If that axis is the batch, it has the same length for all values.
     """
     pairs = list(zip(weights.shape, values.shape, strict=True))
     unknown = [axis for axis, (w, v) in enumerate(pairs) if (w is None and v != 1) or (w == 1 and v is None)]
@@ -101,16 +102,62 @@ def _broadcast_divisor(weights, values):
     return total * tf.cast(repeats, tf.float32), ratio if alike else 1.0, alike
 
 
+def _lacks_examples(values, examples):
+    """Whether the first axis of a loss's values is known not to be the batch: its length is fixed, unlike the batch's.
+
+    [1] is always taken for a scalar. A multiple of a batch size that is known may be a flattened [batch, time].
+    """
+    rows, known = values.shape[0] if values.shape.rank else None, tf.get_static_value(examples)
+    if rows is None or values.shape.as_list() == [1]:
+        return rows is not None
+    return known is None or (rows > 0 and rows % max(int(known), 1) != 0)
+
+
+def _values_per_example(values, examples):
+    """How many values each example has in any micro-batch; None if that is not known."""
+    rows, known, rest = values.shape[0], tf.get_static_value(examples), values.shape[1:].num_elements()
+    if not rest or (rows is None) != (known is None):
+        return None
+    if known is None:  # taken for the batch; `sums_of_group` makes sure
+        return float(rest)
+    return rest * rows / float(known) if known and rows else None
+
+
+def check_result(name, loss):
+    """What a loss returned, if it is one tensor or a pair (values, weights)."""
+    tuple_of_parts = isinstance(loss, tuple) and (len(loss) != 2 or isinstance(loss[0], list | tuple | dict))
+    if isinstance(loss, list | dict) or tuple_of_parts:
+        raise TypeError(
+            f"Loss {name!r} is a {type(loss).__name__} of {len(loss)}; it must be one tensor, or a pair "
+            "(values, weights). Add the parts up, or return each under its own name."
+        )
+    return loss
+
+
+def padded(loss):
+    """A ragged loss as a dense one, with weights of 0 for the padding; any other loss as it is."""
+    values, weights = loss if isinstance(loss, tuple) else (loss, None)
+    if not isinstance(values, tf.RaggedTensor):
+        return loss
+    counted = tf.ones_like(values, tf.float32).to_tensor()
+    if weights is not None:
+        weights = as_weight(weights.to_tensor() if isinstance(weights, tf.RaggedTensor) else weights)
+        while weights.shape.rank < counted.shape.rank:
+            weights = weights[..., tf.newaxis]
+        counted *= weights
+    return Summed(values.to_tensor(), counted) if isinstance(loss, Summed) else (values.to_tensor(), counted)
+
+
 def reduce_term(name, loss, examples):
-    """Turns what a loss returned into a `Term`.
+    """Turns the return value of a loss into a `Term`.
 
     Args:
         name: the loss's name, for errors.
-        loss: a tensor of any shape whose first dimension is the batch, a scalar (weighs by examples), a pair
-            `(values, weights)`, or `Summed`.
-        examples: float32 scalar, the number of examples of this micro-batch.
+        loss: a tensor whose first dimension is the batch, a scalar or a tensor without a batch axis, such as [1]
+            (its mean is weighted by the number of examples), a pair `(values, weights)`, or `Summed`.
+        examples: float32 scalar, the number of examples in this micro-batch.
     """
-    is_sum = isinstance(loss, Summed)
+    is_sum = isinstance(check_result(name, loss), Summed)
     values, weights = loss if isinstance(loss, tuple) else (loss, None)
     values = tf.convert_to_tensor(values)
     if not values.dtype.is_floating:
@@ -124,6 +171,8 @@ def reduce_term(name, loss, examples):
             f"Loss {name!r} has an unknown number of dimensions; at least its rank must be known. "
             "Use `tf.ensure_shape` on it."
         )
+    if weights is None and not is_sum and _lacks_examples(values, examples):
+        values = tf.reduce_mean(values)  # a scalar with axes of its own, such as [1], or one value per time step
     if values.shape.rank == 0:
         if weights is not None:
             raise ValueError(
@@ -135,9 +184,8 @@ def reduce_term(name, loss, examples):
         return Term(values * examples, examples, ("examples",), 1.0)
     if weights is None:
         total, divisor = tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32)
-        per_example = values.shape[1:].num_elements()
-        known = per_example is not None and per_example > 0
-        key, ratio = (("examples",), float(per_example)) if known else (("own", name), 1.0)
+        ratio = _values_per_example(values, examples)
+        key, ratio = (("own", name), 1.0) if ratio is None else (("examples",), ratio)
     else:
         original = weights
         weights = as_weight(weights)
@@ -146,9 +194,41 @@ def reduce_term(name, loss, examples):
                 f"The weights of loss {name!r} have an unknown number of dimensions. Use `tf.ensure_shape` on them."
             )
         expanded = _expand_to(weights, values, name)
-        total = tf.reduce_sum(values * expanded)
+        total = tf.reduce_sum(tf.math.multiply_no_nan(values, expanded))  # at weight 0 it may be anything
         divisor, ratio, alike = _broadcast_divisor(expanded, values)
         key = ("weights", id(original)) if alike else ("own", name)
     if is_sum:
         return Term(total, tf.ones([]), ("one",), 1.0)
     return Term(total, divisor, key, ratio)
+
+
+def sums_of_group(names, terms, ratios, raising=True):
+    """[sum / ratio] of the losses of one group, which have the divisor of the first, up to their ratios.
+
+    At the trace a first axis of unknown length is taken for the batch. A loss with another number of values, such as a
+    flattened [batch · time], would be divided by the wrong number: an error when it runs, or NaN under XLA.
+
+    Args:
+        names: the names of the losses, for the error.
+        terms: their `Term`s.
+        ratios: their ratios in the plan of the update.
+        raising: whether assertions run.
+    """
+    first, *others = terms
+    unit, sums = first.divisor / ratios[0], [term.sum / ratio for term, ratio in zip(terms, ratios, strict=True)]
+    for index, term in enumerate(others, 1):
+        if term.divisor_key != ("examples",) or tf.get_static_value(term.divisor) is not None:
+            continue  # the same weights, or shapes that are known
+        same = tf.abs(term.divisor / ratios[index] - unit) <= 1e-3 * unit
+        if not raising:
+            sums[index] *= tf.where(same, 1.0, math.nan)  # the gradient is NaN, too: the update is skipped
+            continue
+        message = tf.strings.format(
+            f"A loss, {names[index]!r}, has {{}} values where {names[0]!r} has {{}}; with accumulation the first axis "
+            "of both must be the batch. Return it as [batch, …], without flattening or selecting; or, if some elements "
+            "do not count, as a pair (values, weights).",
+            (term.divisor, first.divisor),
+        )
+        with tf.control_dependencies([tf.debugging.Assert(same, [message])]):
+            sums[index] = tf.identity(sums[index])
+    return sums

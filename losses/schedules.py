@@ -1,7 +1,7 @@
-"""Weights that change with the step: frozen objects, called with the step, giving a float32 scalar tensor.
+"""Loss weights that change with the step. A schedule is immutable; `schedule(step)` returns a float32 scalar tensor.
 
-The step is an int or an int64 tensor; nothing retraces when it changes. `final` is the value a schedule
-settles at, a Python float: the static weight under which sums of losses stay comparable over time.
+The step is an int or an int64 tensor; nothing retraces when it changes. `final` is the Python float that a
+schedule settles at. Sums of losses use it as the weight, so that they stay comparable over time.
 
     loss_weights={"error": 1.0, "kl": KLWarmup(10_000)}
 """
@@ -11,15 +11,15 @@ import math
 
 import tensorflow as tf
 
-from losses.function import require, whole
+from looptape.losses.convention import require, whole
 
 
 class Schedule:
-    """Base class of the schedules: `schedule(step)` is a float32 scalar, pure, for traced code and XLA."""
+    """Base class of schedules: `schedule(step)` returns a float32 scalar. Pure; works in traced code and under XLA."""
 
     @property
     def final(self) -> float:
-        """The value the schedule settles at."""
+        """The value that the schedule settles at."""
         raise NotImplementedError
 
     def __call__(self, step):
@@ -28,7 +28,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Constant(Schedule):
-    """The same weight always.
+    """A constant weight.
 
     >>> float(Constant(0.5)(1000))
     0.5
@@ -49,7 +49,7 @@ class Constant(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class LinearRamp(Schedule):
-    """From `start` to `end` in a straight line over `steps` steps, beginning at step `begin`.
+    """Moves linearly from `start` to `end` over `steps` steps, starting at step `begin`.
 
     >>> float(LinearRamp(0.0, 2.0, steps=100, begin=50)(75))
     0.5
@@ -72,13 +72,13 @@ class LinearRamp(Schedule):
         return mix(self.start, self.end, self.shape(progress(step, self.begin, self.steps)))
 
     def shape(self, fraction):
-        """How far along, 0 to 1, for the fraction of the steps that are done."""
+        """Maps the fraction of steps done to the progress of the weight, both from 0 to 1."""
         return fraction
 
 
 @dataclasses.dataclass(frozen=True)
 class CosineRamp(LinearRamp):
-    """As `LinearRamp` along half a cosine: level at both ends.
+    """Moves from `start` to `end` along half a cosine, flat at both ends. Arguments as for `LinearRamp`.
 
     >>> round(float(CosineRamp(0.0, 1.0, steps=100)(50)), 5)
     0.5
@@ -90,7 +90,7 @@ class CosineRamp(LinearRamp):
 
 @dataclasses.dataclass(frozen=True)
 class SigmoidRamp(LinearRamp):
-    """As `LinearRamp` along a logistic curve of some `steepness`, stretched to hit both ends.
+    """Moves along a logistic curve, stretched so that it reaches both ends. Arguments as for `LinearRamp`.
 
     >>> round(float(SigmoidRamp(0.0, 1.0, steps=100)(50)), 5)
     0.5
@@ -104,13 +104,15 @@ class SigmoidRamp(LinearRamp):
         require(self.steepness > 0, f"`steepness` is {self.steepness}", "above 0", "The default is 10.")
 
     def shape(self, fraction):
-        edge = 0.5 * math.tanh(self.steepness / 4.0)
-        return 0.5 + 0.5 * tf.tanh(self.steepness / 2.0 * (fraction - 0.5)) * (0.5 / edge)
+        # Both by the same function: the quotient is then exactly -1 and 1 at the ends.
+        edge = tf.tanh(tf.constant(self.steepness / 4.0, fraction.dtype))
+        along = tf.tanh(self.steepness / 2.0 * (fraction - 0.5)) / edge
+        return tf.clip_by_value(0.5 + 0.5 * along, 0.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Piecewise(Schedule):
-    """`values[i]` from step `boundaries[i - 1]` on, up to before `boundaries[i]`.
+    """Piecewise constant: `values[i]` from step `boundaries[i - 1]` until before step `boundaries[i]`.
 
     >>> schedule = Piecewise([100, 200], [1.0, 0.5, 0.1])
     >>> [round(float(schedule(step)), 3) for step in (99, 100, 200)]
@@ -151,7 +153,9 @@ class Piecewise(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class KLWarmup(Schedule):
-    """0 for `delay` steps, then linearly to `weight` over `steps`: against posterior collapse (Bowman 2016).
+    """Stays at 0 for `delay` steps, then rises linearly to `weight` over `steps` steps (Bowman 2016).
+
+    It helps against posterior collapse.
 
     >>> float(KLWarmup(100)(25)), float(KLWarmup(100)(1000))
     (0.25, 1.0)
@@ -175,9 +179,9 @@ class KLWarmup(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class CyclicalKL(Schedule):
-    """0 to `weight` again and again (Fu 2019): each `period` rises over its `ramp` share, then holds.
+    """Rises from 0 to `weight` once per `period` (Fu 2019), over the first `ramp` share of it, and then holds.
 
-    After `cycles` cycles it stays at `weight`; with `cycles=None` it never stops. `final` is `weight`, its
+    After `cycles` cycles it stays at `weight`; with `cycles=None` it repeats forever. `final` is `weight`, the
     maximum.
 
     >>> schedule = CyclicalKL(100)
@@ -211,7 +215,7 @@ class CyclicalKL(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class EnabledFrom(Schedule):
-    """0 before `step`, then `weight`: a number, or another schedule (which sees the same step count).
+    """0 before `step`, then `weight`, which is a number or another schedule. That schedule sees the same step.
 
     >>> [float(EnabledFrom(100, 0.5)(step)) for step in (99, 100)]
     [0.0, 0.5]
@@ -239,7 +243,7 @@ class EnabledFrom(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class DisabledAfter(EnabledFrom):
-    """`weight` (a number or a schedule) up to and including `step`, then 0; `final` is 0.
+    """`weight`, a number or a schedule, up to and including `step`, then 0. `final` is 0.
 
     >>> [float(DisabledAfter(100, 0.5)(step)) for step in (100, 101)]
     [0.5, 0.0]
@@ -259,13 +263,13 @@ def as_step(step):
 
 
 def progress(step, begin, steps):
-    """The fraction of `steps` done since `begin`, 0 to 1, exact at any step count."""
+    """Returns the fraction of `steps` done since `begin`, from 0 to 1, exact at any step count."""
     done = tf.clip_by_value(as_step(step) - begin, 0, steps)
     return tf.cast(done, tf.float32) / float(steps)
 
 
 def mix(start, end, fraction):
-    """From start at 0 to end at 1, both exact."""
+    """Interpolates from start (at 0) to end (at 1), exact at both ends."""
     return start * (1.0 - fraction) + end * fraction
 
 

@@ -1,15 +1,19 @@
-"""Loop-based recurrent layers, cells for them, and small models."""
+"""Recurrent layers and cells on Looptape's own loop, and small models."""
 
-from models.actor_critic import ActorCritic
-from models.adversarial_pair import AdversarialPair
-from models.identity_rnn_cell import IdentityRNNCell
-from models.language_model import LanguageModel
-from models.loop_rnn import LoopRNN
-from models.minimal_gated_cell import MinimalGatedCell
-from models.orthogonal_rnn_cell import OrthogonalRNNCell
-from models.physics_informed_network import PhysicsInformedNetwork
-from models.shared_trunk import SharedTrunk
-from models.variational_autoencoder import VariationalAutoencoder
+from looptape._checkout import one_package
+from looptape.models.actor_critic import ActorCritic
+from looptape.models.adversarial_pair import AdversarialPair
+from looptape.models.language_model import LanguageModel
+from looptape.models.physics_informed_network import PhysicsInformedNetwork
+from looptape.models.recurrent.identity_rnn_cell import IdentityRNNCell
+from looptape.models.recurrent.loop_rnn import LoopRNN
+from looptape.models.recurrent.minimal_gated_cell import MinimalGatedCell
+from looptape.models.recurrent.orthogonal_rnn_cell import OrthogonalRNNCell
+from looptape.models.shared_trunk import SharedTrunk
+from looptape.models.variational_autoencoder import VariationalAutoencoder
+
+one_package(__name__)
+del one_package
 
 __all__ = [
     "ActorCritic",

@@ -1,17 +1,17 @@
-"""`ActorCritic`: a policy and the value of a state, on separate or shared layers."""
+"""`ActorCritic`: a policy and a state value, on separate or shared layers."""
 
 import keras
 
 
 @keras.saving.register_keras_serializable(package="looptape")
 class ActorCritic(keras.Model):
-    """{"policy": logits [batch, actions], "value": [batch]} for observations [batch, features].
+    """Maps observations [batch, features] to {"policy": logits [batch, actions], "value": [batch]}.
 
     Args:
-        features: of an observation.
+        features: number of features of an observation.
         actions: number of discrete actions.
         units: size of each hidden layer.
-        shared: one set of hidden layers for both, or one each.
+        shared: whether policy and value share their hidden layers.
 
     >>> outputs = ActorCritic(features=4, actions=2)(keras.ops.zeros((3, 4)))
     >>> {name: tuple(value.shape) for name, value in outputs.items()}

@@ -1,19 +1,19 @@
-"""`AdversarialPair`: a small generator and the discriminator that judges it."""
+"""`AdversarialPair`: a small generator and its discriminator."""
 
 import keras
 
 
 @keras.saving.register_keras_serializable(package="looptape")
 class AdversarialPair(keras.Model):
-    """Logits [batch, 1] of "real" for what the generator makes of latents [batch, latent].
+    """A generator and a discriminator. Calling it with latents [batch, latent] returns the logits [batch, 1] of "real".
 
-    The two are trained in turns, each on its own variables: `pair.generator(latents)` gives examples
-    [batch, features], `pair.discriminator(examples)` logits [batch, 1].
+    Train the two in turns, each on its own variables: `pair.generator(latents)` returns examples [batch, features],
+    `pair.discriminator(examples)` returns logits [batch, 1].
 
     Args:
-        features: of an example.
-        latent_size: of the generator's input.
-        units: size of each hidden layer of both.
+        features: number of features of an example.
+        latent_size: size of the generator's input.
+        units: size of each hidden layer of both networks.
 
     >>> pair = AdversarialPair(features=2, latent_size=16)
     >>> examples = pair.generator(keras.ops.zeros((3, 16)))

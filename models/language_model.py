@@ -1,28 +1,28 @@
-"""`LanguageModel`: the next token from all before it, with a state that is carried from batch to batch."""
+"""`LanguageModel`: predicts the next token, and can carry its state from batch to batch."""
 
 import keras
 import tensorflow as tf
 
-from models.loop_rnn import LoopRNN
+from looptape.models.recurrent.loop_rnn import LoopRNN
 
 _CELLS = {"lstm": keras.layers.LSTMCell, "gru": keras.layers.GRUCell, "rnn": keras.layers.SimpleRNNCell}
 
 
 @keras.saving.register_keras_serializable(package="looptape")
 class LanguageModel(keras.Model):
-    """Logits [batch, time, vocabulary] of the next token for tokens [batch, time].
+    """Maps tokens [batch, time] to the logits [batch, time, vocabulary] of the next token.
 
-    With `batch_size` it is stateful: each batch goes on where the one before ended (truncated back-propagation
-    through time), and `reset_states` begins anew. Without, every batch begins with a zero state.
+    With `batch_size` the model is stateful: each batch continues where the last one ended (truncated back-propagation
+    through time), until `reset_states`. Otherwise every batch starts from a zero state.
 
     Args:
-        vocabulary_size: number of tokens.
-        units: size of each layer's state, or of its parts.
-        layers: recurrent layers.
-        embedding_size: of the tokens; `units` by default.
+        vocabulary_size: number of different tokens.
+        units: size of each layer's state, or of each part of it.
+        layers: number of recurrent layers.
+        embedding_size: size of the token embedding; `units` by default.
         cell: "lstm", "gru" or "rnn".
-        dropout: rate, on the outputs of every recurrent layer.
-        batch_size: sequences per batch, fixed, for a state that is carried on; or None.
+        dropout: dropout rate on the outputs of every recurrent layer.
+        batch_size: fixed number of sequences per batch, to carry the state; or None.
 
     >>> model = LanguageModel(vocabulary_size=10, units=8)
     >>> tuple(model(tf.zeros([2, 5], tf.int32)).shape)
@@ -73,12 +73,12 @@ class LanguageModel(keras.Model):
                 layer.reset_state()
 
     def sample(self, prompt, length, *, temperature=1.0, seed=0):
-        """Continues prompts by `length` tokens: [batch, prompt time] → [batch, length]. Leaves carried states alone.
+        """Continues prompts [batch, prompt time] by `length` tokens [batch, length]. Does not change carried states.
 
         Args:
-            prompt: tokens, at least one per row, any batch size.
-            length: tokens to add.
-            temperature: below 1 prefers likely tokens.
+            prompt: tokens, at least one per row; any batch size.
+            length: number of tokens to add.
+            temperature: values below 1 favour likely tokens.
             seed: the same seed gives the same tokens.
         """
         prompt = tf.convert_to_tensor(prompt, tf.int32)
@@ -101,7 +101,7 @@ class LanguageModel(keras.Model):
         return cls(**config)
 
     def _next_logits(self, tokens, states):
-        """One step through the cells themselves: layers would carry their state on."""
+        """Runs one step through the cells, because the layers would carry their state."""
         values, after = self.embedding(tokens), []
         for layer, state in zip(self.recurrent, states, strict=True):
             values, state = layer.cell(values, state)

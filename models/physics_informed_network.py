@@ -1,4 +1,4 @@
-"""`PhysicsInformedNetwork`: a smooth function of a few coordinates, with the derivatives an equation needs."""
+"""`PhysicsInformedNetwork`: a smooth function of a few coordinates and its derivatives."""
 
 import keras
 import tensorflow as tf
@@ -6,13 +6,13 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable(package="looptape")
 class PhysicsInformedNetwork(keras.Model):
-    """u(x) [batch, 1] for points x [batch, dimensions]: standardised inputs, tanh layers, Glorot-normal weights.
+    """Maps points x [batch, dimensions] to u(x) [batch, 1]: standardised inputs, tanh layers, Glorot-normal weights.
 
     Args:
-        dimensions: of a point.
+        dimensions: number of coordinates of a point.
         units: size of each hidden layer.
-        mean: of the points, a number or one per dimension.
-        scale: standard deviation of the points, likewise.
+        mean: mean of the points; one number, or one per dimension.
+        scale: standard deviation of the points; one number, or one per dimension.
 
     >>> network = PhysicsInformedNetwork(dimensions=2)
     >>> value, slope, curvature = network.derivatives(tf.zeros([5, 2]))
@@ -34,9 +34,9 @@ class PhysicsInformedNetwork(keras.Model):
         self._arguments = {"dimensions": dimensions, "units": tuple(units), "mean": mean, "scale": scale}
 
     def derivatives(self, points):
-        """(u [batch, 1], ∂u/∂x_i [batch, dimensions], ∂²u/∂x_i² [batch, dimensions]) at points [batch, dimensions].
+        """Returns (u [batch, 1], ∂u/∂x_i [batch, dimensions], ∂²u/∂x_i² [batch, dimensions]) at the points.
 
-        Eager or traced; the outer tape of a training step differentiates through it.
+        Eager or traced. A surrounding tape can differentiate through it.
         """
         columns = tf.unstack(points, axis=-1)
         with tf.GradientTape(persistent=True) as outer:
@@ -60,5 +60,7 @@ class PhysicsInformedNetwork(keras.Model):
     def _per_dimension(value, dimensions):
         values = [float(v) for v in value] if isinstance(value, list | tuple) else [float(value)] * dimensions
         if len(values) != dimensions:
-            raise ValueError(f"{value} has {len(values)} numbers for {dimensions} dimensions. Give one, or one each.")
+            raise ValueError(
+                f"{value} has {len(values)} numbers for {dimensions} dimensions. Give one, or one per dimension."
+            )
         return values

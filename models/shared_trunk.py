@@ -1,19 +1,19 @@
-"""`SharedTrunk`: several tasks on one representation."""
+"""`SharedTrunk`: several task heads on one shared trunk."""
 
 import keras
 
 
 @keras.saving.register_keras_serializable(package="looptape")
 class SharedTrunk(keras.Model):
-    """{head: output [batch, size]} for inputs [batch, features]; logits or values, no activation.
+    """Maps inputs [batch, features] to {head: output [batch, size]}. Outputs have no activation.
 
-    A loss named like a head takes that head's output.
+    A loss with the name of a head receives that head's output.
 
     Args:
-        features: of an input.
-        heads: {name: size of its output}.
+        features: number of features of an input.
+        heads: {name: size of the head's output}.
         units: size of each hidden layer of the trunk.
-        head_units: size of a hidden layer of each head, or 0 for none.
+        head_units: size of one hidden layer in each head, or 0 for none.
 
     >>> outputs = SharedTrunk(features=3, heads={"label": 10, "price": 1})(keras.ops.zeros((2, 3)))
     >>> {name: tuple(value.shape) for name, value in outputs.items()}

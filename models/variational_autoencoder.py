@@ -1,4 +1,4 @@
-"""`VariationalAutoencoder`: a latent code with a Gaussian posterior, and its decoder."""
+"""`VariationalAutoencoder`: an encoder with a Gaussian posterior, and a decoder."""
 
 import math
 
@@ -8,16 +8,16 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable(package="looptape")
 class VariationalAutoencoder(keras.Model):
-    """{"reconstruction": logits like the input, "latent": mean and log-variance side by side [batch, 2·latent]}.
+    """Returns {"reconstruction": logits in the input's shape, "latent": mean and log-variance [batch, 2·latent]}.
 
-    In training the latent is drawn from its posterior; otherwise it is the posterior's mean. Its losses are
+    In training the latent code is drawn from the posterior; otherwise it is the posterior's mean. Use the losses
     `losses.bernoulli_negative_log_likelihood` and `losses.standard_normal_kl`.
 
     Args:
-        input_shape: of one example, e.g. (28, 28, 1), with values in [0, 1].
-        latent_size: dimensions of the code.
-        units: size of each hidden layer of the encoder; the decoder mirrors it.
-        seed: of the draws, or None.
+        input_shape: shape of one example, e.g. (28, 28, 1), with values in [0, 1].
+        latent_size: number of dimensions of the latent code.
+        units: size of each hidden layer of the encoder; the decoder mirrors them.
+        seed: seed of the draws, or None.
 
     >>> outputs = VariationalAutoencoder((8, 8, 1), latent_size=3)(tf.zeros([2, 8, 8, 1]))
     >>> {name: tuple(value.shape) for name, value in outputs.items()}
@@ -66,7 +66,7 @@ class VariationalAutoencoder(keras.Model):
         return {"reconstruction": self.decoder(latent), "latent": gaussian}
 
     def generate(self, latents):
-        """Examples with values in [0, 1] for latents [batch, latent], e.g. drawn from a standard normal."""
+        """Decodes latents [batch, latent], e.g. standard normal draws, into examples with values in [0, 1]."""
         return tf.sigmoid(self.decoder(latents))
 
     def get_config(self):

@@ -8,7 +8,9 @@ from pathlib import Path
 import keras
 import pytest
 
-from tests.test_readme import run_as_printed
+from looptape import _command
+from looptape.experiments.tools import listing
+from tests.docs.test_readme import run_as_printed
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
@@ -20,8 +22,9 @@ PREPARED = """
 import keras
 import numpy as np
 import tensorflow as tf
-import losses
-from trainer import Trainer, pictures
+from looptape import losses
+from looptape import Trainer
+from looptape.analysis import plots
 
 model = keras.Sequential([keras.Input((24, 2)), keras.layers.LSTM(4, return_sequences=True, name="{layer}"),
                           keras.layers.Dense(1)])
@@ -39,7 +42,7 @@ ALONE = {
     "scale-out.md": """
 import keras
 import tensorflow as tf
-from trainer import Trainer
+from looptape import Trainer
 
 def make_model():
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -48,7 +51,7 @@ def data():  # made when it is needed, after the strategy
     return tf.data.Dataset.from_tensors((tf.ones([4, 2]), tf.ones([4, 1]))).repeat()
 """
 }
-# Elsewhere: an experiment, run by tests/experiments/test_new_experiment.py.
+# Elsewhere: an experiment, run by tests/experiments/launch/test_new_experiment.py.
 NOT_RUN_HERE = {"own-experiment.md"}
 
 
@@ -103,10 +106,16 @@ def anchors(path):
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_commands_exist(path):
     text = path.read_text()
-    for module in set(re.findall(r"python -m ((?:experiments|benchmarks|trainer|docs)[\w.]*)", text)):
+    for module in set(re.findall(r"python -m ((?:looptape|experiments|benchmarks|trainer|docs)[\w.]*)", text)):
         module = module.rstrip(".")
-        if module != "experiments.parity":  # made by its reader
+        if not module.endswith("experiments.parity"):  # made by its reader
             assert importlib.util.find_spec(module), module
+    for command, target in set(
+        re.findall(r"(?:^|`|/|exec |-m )looptape ([a-z-]+)(?: ([a-z_]+)\b(?![./]))?", text, re.M)
+    ):
+        assert command in _command._COMMANDS, command
+        if command == "run" and target:
+            assert target in listing.experiments(), target
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M)):
         assert re.search(rf"^{target}:", makefile, re.M), target

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import losses
-import models
-import trainer
-from experiments import launch
-from trainer import pictures
-from trainer.trainer import Trainer
+from looptape import launch, losses, models, trainer
+from looptape.trainer.analysis import plots
+from looptape.trainer.trainer import Trainer
 
 MODULES = [
     *(
@@ -23,17 +20,17 @@ MODULES = [
         for package in (losses, models)
         for _, name, _ in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ),
-    "trainer.trainer",
-    "trainer.hooks",
-    "trainer.examination",
-    "trainer.probing.probes",
-    "trainer.pictures",
-    "experiments.launch",
-    "experiments.building",
-    "experiments.closing",
-    "experiments.config",
-    "experiments.options",
-    "experiments.workdirs",
+    "looptape.trainer.trainer",
+    "looptape.trainer.hooks",
+    "looptape.trainer.examination",
+    "looptape.trainer.probing.probe_calls",
+    "looptape.trainer.analysis.plots",
+    "looptape.experiments.launch.runner",
+    "looptape.experiments.launch.factories",
+    "looptape.experiments.launch.results_table",
+    "looptape.experiments.launch.config",
+    "looptape.experiments.launch.options",
+    "looptape.experiments.launch.workdir",
 ]
 PICTURES = ["credit", "gains", "norms", "over_training", "shares"]
 # Without an example: base classes, and what ends the process.
@@ -56,7 +53,7 @@ def test_examples_run(name, tmp_path, monkeypatch):
     module = importlib.import_module(name)
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
     common = {"keras": keras, "tf": tf, "np": np, "losses": losses, "Trainer": Trainer}
-    with_a_trainer = name in ("trainer.trainer", "trainer.hooks", "trainer.examination")
+    with_a_trainer = name in ("looptape.trainer.trainer", "looptape.trainer.hooks", "looptape.trainer.examination")
     for example in doctest.DocTestFinder(exclude_empty=True).find(module, name, module=module):
         if example.examples:
             example.globs.update({**common, **(a_trainer() if with_a_trainer else {})})
@@ -70,7 +67,7 @@ def public():
     found |= {f"models.{name}": getattr(models, name) for name in models.__all__}
     found |= {f"trainer.{name}": getattr(trainer, name) for name in trainer.__all__}
     found |= {f"launch.{name}": getattr(launch, name) for name in launch.__all__}
-    found |= {f"pictures.{name}": getattr(pictures, name) for name in PICTURES}
+    found |= {f"pictures.{name}": getattr(plots, name) for name in PICTURES}
     for owner in (Trainer, *(base for base in Trainer.__mro__ if base.__name__ in ("Hooks", "Examination"))):
         methods = {name: value for name, value in vars(owner).items() if inspect.isfunction(value)}
         found |= {f"Trainer.{name}": value for name, value in methods.items() if not name.startswith("_")}
@@ -92,6 +89,6 @@ def test_all_is_sorted_and_complete(package):
 
 def test_examples_of_losses_are_found():
     """The losses are objects, not functions: doctest must still see their examples."""
-    module = importlib.import_module("losses.regression")
+    module = importlib.import_module("looptape.losses.functions.regression")
     found = {test.name for test in doctest.DocTestFinder().find(module, module=module) if test.examples}
-    assert "losses.regression.huber" in found
+    assert "looptape.losses.functions.regression.huber" in found

@@ -5,13 +5,19 @@ import functools
 import inspect
 import math
 import numbers
+import re
+import reprlib
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-import losses as losses_package
-from trainer.optimizers import OptimizerGroup
-from trainer.state import path_of, raw
+from looptape import losses as losses_package
+from looptape.trainer.counters import Phases
+from looptape.trainer.optim.optimizer_groups import OptimizerGroup
+from looptape.trainer.variables import path_of, raw
 
 # attribute of the optimizer → what to use instead
 _REFUSED = {
@@ -27,11 +33,19 @@ _REFUSED = {
 def check_optimizer(optimizer):
     """A Keras optimizer that leaves clipping, averaging, accumulation and loss scaling to the trainer."""
     if isinstance(optimizer, dict):
+        for pattern in optimizer:
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise ValueError(
+                    f"`optimizer` has the pattern {pattern!r}, which is not a regular expression ({error}). Use e.g. "
+                    "{'.*/kernel': Adam(1e-3), '.*': Adam(1e-4)}."
+                ) from None
         return OptimizerGroup({pattern: check_optimizer(each) for pattern, each in optimizer.items()})
     if isinstance(optimizer, OptimizerGroup):
         return optimizer
     if isinstance(optimizer, str):
-        optimizer = keras.optimizers.get(optimizer)
+        optimizer = _by_name("`optimizer`", optimizer, keras.optimizers, "'adam', or an optimizer")
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "`optimizer` is a LossScaleOptimizer; the trainer scales the loss of float16 models by itself. "
@@ -52,12 +66,43 @@ def check_optimizer(optimizer):
     return optimizer
 
 
+def check_accumulation(value, strategy):
+    """A number of micro-batches, numbers by step as `Phases`, or "auto" on one device."""
+    if isinstance(value, dict):
+        steps = [check_integer("accumulation_steps", step, 0, "Its keys are steps.") for step in value]
+        if 0 not in steps:
+            raise ValueError(
+                f"`accumulation_steps` is {value}; a schedule is {{first step: number}} and must begin at step 0. "
+                "Use e.g. {0: 1, 1000: 4}."
+            )
+        remedy = "A schedule holds numbers of micro-batches by step. Use e.g. {0: 1, 1000: 4}."
+        return Phases({step: check_integer("accumulation_steps", value[step], 1, remedy) for step in sorted(steps)})
+    if not isinstance(value, str):
+        return check_integer("accumulation_steps", value, 1, 'Use 1 for no accumulation, "auto" to fit into memory.')
+    if value != "auto":
+        raise ValueError(
+            f"`accumulation_steps` is {value!r}; it must be an integer of at least 1, or 'auto', which divides a batch "
+            "that does not fit into memory. Use 1 for no accumulation."
+        )
+    if strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            f"`accumulation_steps` is 'auto' with {strategy.num_replicas_in_sync} replicas; an update can be repeated "
+            "on one device only, because the others wait for its part. Give a number."
+        )
+    return value
+
+
 def check_integer(name, value, least, remedy):
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"`{name}` is {value!r}; it must be an integer of at least {least}. {remedy}")
+        raise TypeError(f"`{name}` is {reprlib.repr(value)}; it must be an integer of at least {least}. {remedy}")
     if value < least:
         raise ValueError(f"`{name}` is {value}; it must be at least {least}. {remedy}")
     return int(value)
+
+
+def check_batch_count(name, steps):
+    if steps is not None:
+        check_integer(name, steps, 1, "It is the largest number of batches; use None for all of them.")
 
 
 def check_positive(name, value, remedy):
@@ -106,7 +151,14 @@ def check_losses(losses):
     for name, loss in losses.items():
         if not isinstance(name, str) or not name:
             raise TypeError(f"A loss is named {name!r}; names must be non-empty strings.")
-        loss = keras.losses.get(loss) if isinstance(loss, str) else loss
+        if isinstance(loss, str):
+            loss = _by_name(f"Loss {name!r}", loss, keras.losses, "'mse', a keras.losses.Loss, or a function")
+        if isinstance(loss, type):
+            raise TypeError(
+                f"Loss {name!r} is the class {loss.__name__}; it must be a loss. Make one by calling its class: "
+                f"keras.losses.{loss.__name__}()."
+            )
+        _check_parameters(f"Loss {name!r}", loss, 2, "(targets, outputs)")
         if not callable(loss):
             raise TypeError(
                 f"Loss {name!r} is {loss!r}; it must be a keras.losses.Loss or a callable(targets, outputs) that "
@@ -114,6 +166,20 @@ def check_losses(losses):
             )
         checked[name] = loss
     return checked
+
+
+def _check_parameters(what, function, count, meaning):
+    """Refuses a function that cannot be called with so many arguments."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except ValueError:  # it does not tell
+        return
+    except TypeError as error:
+        if callable(function):
+            raise TypeError(
+                f"{what} is called with {meaning}, but takes {inspect.signature(function)}: {error}. Give it these "
+                "arguments."
+            ) from None
 
 
 # What people who come from Keras write, and what to write here.
@@ -129,30 +195,46 @@ _KERAS_WORDS = {
     "sample_weight": "pass it with the data, as (x, y, sample_weight)",
     "class_weight": "pass a weight for each example, as (x, y, sample_weight)",
     "steps_per_epoch": "train by `steps` and evaluate by `eval_every`",
-    "initial_epoch": "`epochs` is the total over a trainer's lifetime; a second `fit` goes on by itself",
+    "initial_epoch": "`epochs` is the total over a trainer's lifetime; a second `fit` continues by itself",
     "learning_rate": "it belongs to the optimizer",
 }
 
 
-def explained(method):
-    """A method whose callers are told what to write where they use the words of `keras.Model.fit`."""
+_SECOND = dict.fromkeys(("fit", "evaluate", "train_on_batch"), _KERAS_WORDS["y"])
+_SECOND["predict"] = "targets are not needed; two inputs are one dataset, ((first, second),)"
+
+
+_Owner = TypeVar("_Owner")
+_Returned = TypeVar("_Returned")
+_Parameters = ParamSpec("_Parameters")
+
+
+def explained(
+    method: Callable[Concatenate[_Owner, _Parameters], _Returned],
+) -> Callable[Concatenate[_Owner, _Parameters], _Returned]:
+    """Explains wrong arguments of a method, above all the words of `keras.Model.fit`. Keeps the method's types."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
-    def checked(self, *arguments, **options):
+    def checked(self: _Owner, /, *arguments: _Parameters.args, **options: _Parameters.kwargs) -> _Returned:
         try:
             signature.bind(self, *arguments, **options)
         except TypeError as error:
             hints = [f"`{name}`: {_KERAS_WORDS[name]}." for name in options if name in _KERAS_WORDS]
             positional = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-            if method.__name__ == "fit" and 1 + len(arguments) > len(positional):
-                hints.append(f"Second argument: {_KERAS_WORDS['y']}.")
+            if 1 + len(arguments) > len(positional):
+                hints += [f"Second argument: {_SECOND[method.__name__]}."] if method.__name__ in _SECOND else []
             unknown = [name for name in options if name not in signature.parameters and name not in _KERAS_WORDS]
             for name in unknown:
                 near = difflib.get_close_matches(name, list(signature.parameters), 1)
                 hints += [f"`{name}`: did you mean `{near[0]}`?"] if near else []
             called = type(self).__name__ if method.__name__ == "__init__" else method.__name__
             raise TypeError(" ".join([f"`{called}`: {error}.", *hints])) from None
+        if method.__name__ != "__init__" and not hasattr(self, "_engine"):
+            raise RuntimeError(
+                f"{type(self).__name__} has an `__init__` that does not call that of `Trainer`. Begin it with "
+                "super().__init__(model, optimizer, …)."
+            )
         return method(self, *arguments, **options)
 
     return checked
@@ -165,6 +247,35 @@ def _several(metrics):
     return list(metrics) if isinstance(metrics, list | tuple) else [metrics]
 
 
+def _by_name(what, name, module, instead):
+    """What Keras has under a name."""
+    try:
+        found = module.get(name)
+    except (ValueError, TypeError):
+        found = None
+    if found is None:
+        near = difflib.get_close_matches(name, dir(module), 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{what} is {name!r}, which Keras does not know; use a name such as {instead}.{hint}")
+    return found
+
+
+def _measuring(name, metric):
+    """A metric, from one or from a function of (targets, outputs), of which it is the mean, as in Keras."""
+    if isinstance(metric, keras.metrics.Metric):
+        return metric
+    if isinstance(metric, type) or not callable(metric):
+        given = f"the class {metric.__name__}" if isinstance(metric, type) else repr(metric)
+        raise TypeError(
+            f"{f'The metric {name!r}' if name else 'A metric'} is {given}; it must be a keras.metrics.Metric, or a "
+            "function of (targets, outputs). Make one by calling its class, as in metrics={'mae': "
+            "keras.metrics.MeanAbsoluteError()}."
+        )
+    function = getattr(metric, "func", metric)  # of a functools.partial
+    called = getattr(function, "__name__", type(function).__name__.lower())
+    return keras.metrics.MeanMetricWrapper(metric, name=name or called)
+
+
 def check_metrics(metrics, losses=()):
     """{name: metric}, from a list or a dict.
 
@@ -173,7 +284,7 @@ def check_metrics(metrics, losses=()):
     """
     if metrics is None:
         return {}
-    if isinstance(metrics, keras.metrics.Metric):
+    if isinstance(metrics, keras.metrics.Metric | str) or callable(metrics):
         metrics = [metrics]
     listed = metrics.items() if isinstance(metrics, dict) else [(None, metric) for metric in metrics]
     items = [(name, one, len(m) > 1) for name, given in listed for m in [_several(given)] for one in m]
@@ -186,18 +297,26 @@ def check_metrics(metrics, losses=()):
                 "integers, CategoricalAccuracy() for one-hot labels, BinaryAccuracy() for yes and no; or the "
                 "cross-entropy of the same kind."
             )
-        metric = keras.metrics.get(metric) if isinstance(metric, str) else metric
-        if not isinstance(metric, keras.metrics.Metric):
-            raise TypeError(
-                f"The metric {name or metric!r} is {metric!r}; it must be a keras.metrics.Metric. "
-                "Use e.g. metrics={'accuracy': keras.metrics.SparseCategoricalAccuracy()}."
-            )
+        if isinstance(metric, str):
+            metric = _by_name("A metric", metric, keras.metrics, "'mae', a keras.metrics.Metric, or a function")
+        metric = _measuring(name, metric)
         if name is not None and (name in losses or one_of_many):
             name = f"{name}_{metric.name}"
+        if (name or metric.name) in checked:
+            raise ValueError(
+                f"Two metrics are named {name or metric.name!r}; one would hide the other. Name them: "
+                "metrics={'one': …, 'other': …}."
+            )
         checked[name or metric.name] = metric
     if "loss" in checked:
         raise ValueError("A metric is named 'loss', which is the name of the weighted total. Give it another name.")
     return checked
+
+
+def check_flag(name, value):
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"`{name}` is {value!r}; it must be True or False.")
+    return bool(value)
 
 
 def check_steps_per_call(value):
@@ -208,6 +327,8 @@ def check_steps_per_call(value):
 
 def check_model(model):
     """A Keras model, a `tf.Module`, or a pair of a function and its variables, which becomes a module."""
+    if isinstance(model, type):
+        raise TypeError(f"`model` is the class {model.__name__}; it must be a model. Make one by calling its class.")
     if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
         return FunctionModel(*model)
     if isinstance(model, keras.Model | tf.Module) or (callable(model) and hasattr(model, "trainable_variables")):
@@ -258,3 +379,12 @@ def check_scope(strategy, model, optimizer, metrics):
                 "strategy first, then `with strategy.scope():` the model, the optimizer and the metrics, and pass the "
                 "same strategy to the Trainer."
             )
+
+
+def require_losses(losses, overridden):
+    """Refuses a trainer without losses whose hooks return none either."""
+    if not losses and not overridden:
+        raise ValueError(
+            "There are no losses: `losses` is empty and `compute_losses` is not overridden. Pass "
+            "losses={'name': loss}, or subclass `Trainer` and return named losses from `compute_losses`."
+        )

@@ -1,4 +1,4 @@
-"""What a subclass of `Trainer` overrides, and what it calls there. Part of `Trainer`."""
+"""The hooks that a subclass of `Trainer` overrides, and the methods it calls in them. Part of `Trainer`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,13 +6,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-import losses as losses_package
-from trainer import batches, objective
-from trainer.engine import Engine
+from looptape import losses as losses_package
+from looptape.trainer.data import batches
+from looptape.trainer.engine import Engine
+from looptape.trainer.step.forward import loss_terms, omega_losses
+from looptape.trainer.summaries import media
 
 
-class Hooks(Engine):
-    """Traced methods of `Trainer`: four to override, in order of need, and five to call inside them."""
+class Hooks:
+    """Traced methods of `Trainer`: five to override, in order of need, and others to call inside them."""
+
+    # Set by `Trainer`.
+    model: Any
+    losses: dict
+    metrics: dict
+    accumulation_steps: int | str | dict[int, int]
+    _engine: Engine
 
     # ---- Hooks, in order of need.
 
@@ -31,14 +40,22 @@ class Hooks(Engine):
         ['error', 'loss']
         """
         inputs, targets, sample_weight = batches.unpack(batch)
-        outputs = self.call_model(inputs, training)
-        self.update_metrics(targets, outputs, sample_weight)
-        return objective.apply_losses(self.losses, self.model, targets, outputs, sample_weight)
+        plain, penalties = omega_losses.divide(self.losses)
+
+        def compute():
+            outputs = self.call_model(inputs, training)
+            self.update_metrics(targets, outputs, sample_weight)
+            running = not self._engine.jit_compile
+            return loss_terms.apply_losses(plain, self.model, targets, outputs, sample_weight, running=running)
+
+        if not penalties or not training:
+            return compute()
+        return omega_losses.add(self._engine, penalties, compute, batches.count_examples(batch))
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """One update. Traced. Returns {name: tensor}, logged beside the losses.
+        """Makes one update. Traced. Returns {name: tensor}, logged beside the losses.
 
-        Override it for several optimizers, and call `minimize` once for each.
+        Override it for several optimizers and call `minimize` once for each.
 
         >>> class Twice(Trainer):
         ...     def train_step(self, batch):
@@ -58,10 +75,10 @@ class Hooks(Engine):
         >>> sorted(Halved(trainer.model, "adam", {"error": losses.squared_error}).evaluate(data))
         ['half', 'loss']
         """
-        return self.compute_losses(batch, training=False)
+        return self._engine.hook("compute_losses")(batch, training=False)
 
     def transform_gradients(self, gradients: list, variables: list) -> list:
-        """Gradients as the optimizer gets them: after accumulation, the finite check and clipping. Traced.
+        """Returns the gradients for the optimizer. Traced; runs after accumulation, the finite check and clipping.
 
         >>> class Centralised(Trainer):
         ...     def transform_gradients(self, gradients, variables):
@@ -70,6 +87,24 @@ class Hooks(Engine):
         >>> history = centralised.fit(data.repeat(), steps=2, progress=False)
         """
         return gradients
+
+    def transform_timestep_gradient(self, layer: str, t: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        """The gradient of a recurrent layer's state at time step t, as it travels back to t − 1 and to the weights.
+
+        Traced, inside the backward loop, after `timestep_actions`. Called for each state; `layer.state` is its number.
+
+        Args:
+            layer: the name of the layer.
+            t: an int32 tensor.
+            gradient: [batch, units], times the number of examples, as in the logs.
+
+        >>> class Damped(Trainer):
+        ...     def transform_timestep_gradient(self, layer, t, gradient):
+        ...         return 0.9 * gradient
+        >>> damped = Damped(trainer.model, "sgd", {"error": "mse"})
+        >>> history = damped.fit(data.repeat(), steps=2, progress=False)
+        """
+        return gradient
 
     # ---- Called inside hooks.
 
@@ -88,15 +123,19 @@ class Hooks(Engine):
         For `train_step`. Without further arguments it is the trainer's own update.
 
         Args:
-            batch: what `train_step` got. It is split into `accumulation_steps` micro-batches.
+            batch: the batch of `train_step`. It is split into `accumulation_steps` micro-batches.
             compute_losses: `(batch, training) -> {name: loss}`; the trainer's by default.
-            variables: what is trained; the model's trainable variables by default.
-            optimizer: the trainer's by default; each set of variables needs one of its own.
+            variables: the variables to train; the model's trainable variables by default.
+            optimizer: the trainer's by default; each set of variables needs an optimizer of its own.
             loss_weights: {name: number or schedule}.
-            name: tells several calls apart; losses are logged as `loss/<name>/<loss>`.
+            name: distinguishes calls with different arguments; losses are logged as `loss/<name>/<loss>`. Calls with
+                the same name need the same arguments; their losses are logged as one mean.
 
         Returns:
             {name: the loss's value before the update}.
+
+        Raises:
+            ValueError: a call with the same name had other arguments.
 
         >>> class Alternating(Trainer):
         ...     def train_step(self, batch):
@@ -109,28 +148,32 @@ class Hooks(Engine):
         >>> alternating.readout_optimizer = keras.optimizers.SGD(0.001)
         >>> history = alternating.fit(data.repeat(), steps=2, progress=False)
         """
-        minimizer = self.minimizers.get(name)
-        if minimizer is None:
-            minimizer = self._make_minimizer(name, compute_losses, variables, optimizer, loss_weights)
-        if self.accumulation_steps == 1:
+        if self._engine.building:
+            found = (compute_losses or self._engine.hook("compute_losses"))(batch, True)
+            return {loss: tf.zeros([]) for loss in found}
+        minimizer = self._engine.minimizer_for(name, compute_losses, variables, optimizer, loss_weights)
+        count = self._engine.micro_batches
+        if count == 1:
             return minimizer.from_parts([batch])
-        if tf.executing_eagerly() or self.replicas > 1:
-            count = self.accumulation_steps
+        if tf.executing_eagerly() or self._engine.replicas > 1:
             return minimizer.from_parts([batches.slice_for_replica(batch, i, count) for i in range(count)])
         return minimizer.from_batch(batch)
 
     def call_model(self, inputs: Any, training: bool) -> Any:
-        """The model's outputs. `training` is passed on where the model takes it.
+        """The model's outputs. Passes `training` to the model if it accepts it.
 
         >>> tuple(trainer.call_model(batch[0], training=False).shape)
         (8, 6, 1)
         """
-        if self._model_takes_training:
-            return self.model(inputs, training=training)
-        return self.model(inputs)
+        with batches.explaining(self.model, inputs):
+            if self._engine.model_takes_training:
+                return self.model(inputs, training=training)
+            return self.model(inputs)
 
     def log(self, name: str, tensor: Any) -> None:
-        """An extra scalar for TensorBoard and the callbacks' logs: the mean over the examples since the last log.
+        """Logs an extra scalar to TensorBoard and callbacks: the mean over the examples since the last log.
+
+        Do not use `loss` or the name of a loss: callbacks and `evaluate` show the loss under these names.
 
         >>> class Logging(Trainer):
         ...     def compute_losses(self, batch, training):
@@ -140,14 +183,79 @@ class Hooks(Engine):
         >>> "largest" in history.history
         True
         """
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"`log` was called with the name {name!r}; it must be a non-empty string.")
+        tensor = tf.convert_to_tensor(tensor)
+        if tensor.dtype == tf.string:
+            raise TypeError(f"`log` of {name!r} got a text; it takes numbers. Use `log_text`.")
         value = tf.reduce_mean(tf.cast(tensor, tf.float32))
-        self.tracing.logs[-1][name] = tf.stop_gradient(value)
+        self._engine.tracing.logs[-1][name] = tf.stop_gradient(value)
+
+    def log_histogram(self, name: str, tensor: Any) -> None:
+        """Logs a histogram of a tensor's finite elements, once per row of `log_every`; other updates cost nothing.
+
+        It comes from the last update of the row, and from its last micro-batch. With several replicas or `jit_compile`
+        nothing is logged, and a warning says so.
+
+        >>> class Watched(Trainer):
+        ...     def compute_losses(self, batch, training):
+        ...         outputs = self.model(batch[0], training=training)
+        ...         self.log_histogram("outputs", outputs)
+        ...         return {"error": tf.square(outputs - batch[1])}
+        >>> watched = Watched(trainer.model, "sgd")
+        >>> history = watched.fit(data.repeat(), steps=2, progress=False)
+        """
+        tensor = media.check_numbers(name, tensor)
+        self._engine.media.record(name, "histogram", lambda: media.buckets(tensor))
+
+    def log_image(self, name: str, images: Any, limit: int = 3) -> None:
+        """Logs the first images of a batch, [batch, height, width, channels], or one image; when, see `log_histogram`.
+
+        Floating-point pixels are read as lying between 0 and 1, integers between 0 and 255.
+
+        >>> class Watched(Trainer):
+        ...     def compute_losses(self, batch, training):
+        ...         self.log_image("sequences", batch[0][..., tf.newaxis], limit=1)
+        ...         return {"error": tf.square(self.model(batch[0], training=training) - batch[1])}
+        >>> history = Watched(trainer.model, "sgd").fit(data.repeat(), steps=2, progress=False)
+        """
+        images = media.check_images(images)
+        self._engine.media.record(name, "image", lambda: media.pixels(images, limit))
+
+    def log_audio(self, name: str, audio: Any, sample_rate: int, limit: int = 1) -> None:
+        """Logs the first sounds of a batch, [batch, samples, channels], or one sound; when, see `log_histogram`.
+
+        Samples are clipped to the range from -1 to 1. `sample_rate` is the number of samples per second.
+
+        >>> class Watched(Trainer):
+        ...     def compute_losses(self, batch, training):
+        ...         outputs = self.model(batch[0], training=training)
+        ...         self.log_audio("outputs", outputs, sample_rate=8000)
+        ...         return {"error": tf.square(outputs - batch[1])}
+        >>> history = Watched(trainer.model, "sgd").fit(data.repeat(), steps=2, progress=False)
+        """
+        audio, kind = media.check_audio(name, audio, sample_rate)
+        self._engine.media.record(name, kind, lambda: media.clipped(audio, limit))
+
+    def log_text(self, name: str, text: Any) -> None:
+        """Logs a text in Markdown, a Python or a TensorFlow string; when, see `log_histogram`.
+
+        >>> class Watched(Trainer):
+        ...     def compute_losses(self, batch, training):
+        ...         self.log_text("longest", tf.strings.format("{} steps", tf.shape(batch[0])[1]))
+        ...         return {"error": tf.square(self.model(batch[0], training=training) - batch[1])}
+        >>> history = Watched(trainer.model, "sgd").fit(data.repeat(), steps=2, progress=False)
+        """
+        text = tf.convert_to_tensor(text, tf.string)
+        if text.shape.rank != 0:
+            raise ValueError(f"The text {name!r} has shape {text.shape}; it must be one string. Use tf.strings.join.")
+        self._engine.media.record(name, "text", lambda: text)
 
     def share(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Marks features that several losses are computed from, for combiners that compare gradients; returns them.
+        """Marks features that several losses share, for combiners that compare gradients; returns them.
 
-        For `compute_losses`: with a trunk and heads, `features = self.share(trunk(x))` makes PCGrad and its like
-        nearly as cheap as a sum. Not inside a loop.
+        For `compute_losses`: with a trunk and heads, `features = self.share(trunk(x))` makes PCGrad and similar
+        combiners nearly as cheap as a sum. Do not call it inside a loop.
 
         >>> class TwoHeads(Trainer):
         ...     def compute_losses(self, batch, training):
@@ -158,11 +266,11 @@ class Hooks(Engine):
         >>> both = TwoHeads(trainer.model, "adam", combiner=losses.PCGrad())
         >>> history = both.fit(data.repeat(), steps=2, progress=False)
         """
-        features = self.tracing.features
+        features = self._engine.tracing.features
         return tensor if features is None else features.add(tensor)
 
     def update_metrics(self, targets: Any, outputs: Any, sample_weight: Any = None) -> None:
-        """Updates every metric with a batch. With several outputs a metric takes that of its name.
+        """Updates every metric with a batch. With several outputs a metric uses the output of its name.
 
         >>> class Measured(Trainer):
         ...     def compute_losses(self, batch, training):
@@ -183,8 +291,9 @@ class Hooks(Engine):
             output = batches.select(outputs, part, names, "metric", "output")
             target = batches.select(targets, part, names, "metric", "target")
             weight = batches.select(sample_weight, part, names, "metric", "sample weight")
-            mask = objective.keras_mask(output)
-            metric.update_state(target, output, sample_weight=objective.WeightCache().get(mask, weight))
-
-
-Engine.base = Hooks
+            mask = loss_terms.keras_mask(output)
+            target = loss_terms.without_uncounted(loss_terms.without_uncounted(target, weight), mask)
+            function = getattr(metric, "_fn", None)  # of a metric that is the mean of a function
+            if function is not None and not str(getattr(function, "__module__", "")).startswith("keras."):
+                target, output = loss_terms.same_rank(function, target, output)
+            metric.update_state(target, output, sample_weight=loss_terms.WeightCache().get(mask, weight))

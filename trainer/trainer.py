@@ -1,7 +1,7 @@
 """`Trainer`: the class that people subclass."""
 
 import contextlib
-import math
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,22 +10,35 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import losses as losses_package
-from trainer import arguments, debugging, objective, summary, weights, workers
-from trainer.calls import TrainCalls
-from trainer.evaluation import Evaluation
-from trainer.examination import Examination
-from trainer.fitting import Fitting
-from trainer.hooks import Hooks
-from trainer.inspection import Inspection
-from trainer.ledger import Ledger
-from trainer.persistence import WholeCopies
-from trainer.state import ForwardState, Tracing, raw
-from trainer.timesteps import TimestepLog
+from looptape import _quiet
+from looptape import losses as losses_package
+from looptape._types import History
+from looptape.trainer import arguments
+from looptape.trainer.checkpoints import export
+from looptape.trainer.data.adapters import as_dataset
+from looptape.trainer.data.windows import check_windows
+from looptape.trainer.debug import dry_run, summary
+from looptape.trainer.engine import Engine
+from looptape.trainer.examination import Examination
+from looptape.trainer.health.options import check_parts
+from looptape.trainer.hooks import Hooks
+from looptape.trainer.loggers.interface import Logger
+from looptape.trainer.loop.fit_loop import Fitting
+from looptape.trainer.loop.signals import interruptible
+from looptape.trainer.optim.freezing import check_freeze
+from looptape.trainer.overriding import overrides
+from looptape.trainer.recurrent.actions import Action
+from looptape.trainer.recurrent.core import check_loops
+from looptape.trainer.recurrent.loops.memory import check_memory
+from looptape.trainer.recurrent.row_begins import RowBegins
+from looptape.trainer.recurrent.steering import check_actions
+from looptape.trainer.step.forward.loss_weights import LossWeights
+from looptape.trainer.step.gradients.own_stages import Stage, check_stages
+from looptape.trainer.variables import own_variable, temporary_values
 
 
 class Trainer(Hooks, Examination):
-    """Trains a Keras model by a custom loop, one traced update at a time.
+    """Trains a Keras model with a custom loop, one traced update at a time.
 
     `fit` is this loop, with many updates per call of the traced function::
 
@@ -33,30 +46,53 @@ class Trainer(Hooks, Examination):
             micro_batches = next(data) × accumulation_steps           # traced
             losses, gradients = compute_losses + tf.GradientTape      # traced, summed over the micro-batches
             check, clip, optimizer.apply, step += 1                   # traced
-            write, evaluate, checkpoint whatever is due               # host
+            log, evaluate, save a checkpoint when due                 # host
 
-    Subclass it and override `compute_losses` for a model or objective of your own; `train_step` for several
-    optimizers.
+    Subclass it to override `compute_losses` for an objective of your own, or `train_step` for several optimizers.
 
     Args:
         model: a built or unbuilt `keras.Model`, a `tf.Module`, or a pair (function, [variables]).
         optimizer: a Keras optimizer, without clipping, averaging or accumulation of its own; or {regular expression:
             optimizer}, by the variables' paths.
-        losses: {name: callable(targets, outputs) or keras.losses.Loss}; left out by subclasses that override
-            `compute_losses`. With several outputs a loss takes the output of its own name.
+        losses: {name: callable(targets, outputs) or keras.losses.Loss}. Omit it in subclasses that override
+            `compute_losses`. With several outputs a loss uses the output of the same name.
         loss_weights: {name: number or schedule of the step}; 1 for all by default.
-        combiner: how the losses become one update, from `losses` or by name; `losses.WeightedSum()` by default.
-        metrics: {name: keras.metrics.Metric or a list of them}, or a list. With several outputs a metric takes the one
-            of its own name, or with which its name begins: `label_accuracy` takes `label`.
-        accumulation_steps: micro-batches per update.
-        clip_norm: the largest global gradient norm, applied after accumulation and aggregation.
+        combiner: combines the losses into one update; an object from `losses` or its name, by default
+            `losses.WeightedSum()`.
+        metrics: {name: keras.metrics.Metric or a list of them}, or a list. With several outputs a metric uses the
+            output whose name equals or begins its own: `label_accuracy` uses `label`.
+        accumulation_steps: micro-batches per update; {0: 1, 1000: 4} changes the number at step 1,000. "auto"
+            divides a batch that does not fit into memory into more and more micro-batches, and repeats the update.
+        freeze: names or regular expressions of layers not to train; {0: "encoder", 1000: ()} trains the encoder from
+            step 1,000 on.
+        clip_norm: maximum global gradient norm, applied after accumulation and aggregation.
         ema_decay: decay of the averaged weights, or None.
-        probe_every: log the gradients of every time step at every so many steps; 0 for never.
-        jit_compile: compile the micro-step by XLA.
+        probe_every: steps between logs of every time step's gradient, beside steps 1, 2, 5, 10 and 20; 0 for never.
+        jit_compile: compile the micro-step with XLA.
         steps_per_call: updates per call of the traced function, or "auto".
-        strategy: a `tf.distribute.Strategy`, or None. Model, optimizer and metrics are made in its scope. A batch is
-            divided among its replicas; the workers of a `MultiWorkerMirroredStrategy` make the same batches.
-        run_eagerly: run without tracing, to debug.
+        recurrent: the loop of recurrent Keras layers in training: "auto", Looptape's own unless Keras's is faster;
+            "adjoint", Looptape's general loop wherever possible, with Keras's bits; "keras", Keras's.
+        recurrent_memory: how many states of recurrent layers to keep for the backward pass; the others are recomputed:
+            "sqrt" for the fewest; a number of bytes per layer, or "500MB", above which a layer keeps the fewest;
+            "every 16" for every 16th; None for all.
+        timestep_actions: actions on the gradient of recurrent layers as it travels back through time, from
+            `looptape.timesteps`: a list for all layers, or {layer: list}.
+        bptt_window: truncated back-propagation: number of time steps of a window; no gradient passes from one window to
+            the one before. None for the whole sequence.
+        bptt_updates: make one update per window of `bptt_window` time steps. Recurrent layers carry their states from
+            window to window.
+        bptt_begins: where rows start from zero states: "batch", with each batch; "never", rows continue in the next
+            batch; or `looptape.timesteps.Flags`, `Lengths` or `Mask`, which read it from the batch.
+        bptt_compare_every: steps between comparisons of the truncated with the whole gradient, logged as `bptt/…`.
+        strategy: a `tf.distribute.Strategy`, or None. Create model, optimizer and metrics in its scope. Each batch is
+            split among its replicas; all workers of a `MultiWorkerMirroredStrategy` must produce the same batches. With
+            `looptape.IndexedData` each worker produces only its own rows.
+        run_eagerly: run without tracing, for debugging.
+        stages: your own stages, `looptape.Stage(name, init, apply)`, between clipping and the optimizer.
+        health_every: number of steps between logs of the gradient norm, weight norm, update-to-weight ratio and zeros
+            of every variable, also after steps 1, 2, 5, 10 and 20; 0 for never.
+        health: additional contents of health rows: "activations" (dead units of each layer), "histograms" (of gradients
+            and weights), "positions" (the gradient at every position of each layer).
 
     Example:
 
@@ -72,16 +108,26 @@ class Trainer(Hooks, Examination):
     # What a subclass may set:
     on_none_gradient = "error"  # what to do about variables that no loss reaches: "error", "warn" or "ignore"
     # What to do about updates that are not finite: "skip" them, and stop after `max_skipped` in a row; "raise" at the
-    # first one; or "restore": skip, and after `max_skipped` in a row go back to the last good checkpoint and on with
-    # the data that come then, at most `max_restores` times.
+    # first one; or "restore": skip, and after `max_skipped` in a row return to the last good checkpoint and continue
+    # with the data that follow, at most `max_restores` times.
     on_nonfinite = "skip"
     max_skipped = 10
     max_restores = 3
-    # Where a combiner compares the gradients of the losses: the output of the layer of this name (or what
-    # `share` was called with), or these variables, layers or names of them; by default all variables.
+    # What to do about updates whose loss or gradient norm is finite, but far above its median over the last
+    # `spike_window` updates: "ignore"; "record" the cause and apply the update; "skip" it; "raise"; or "restore",
+    # return to the last good checkpoint and continue with the data that follow, at most `max_restores` times.
+    on_spike = "ignore"
+    spike_threshold: float = 10.0
+    spike_window = 100
+    # Which recurrent layers are probed: names or regular expressions of them; all by default, none for ().
+    probe_layers: Any = None
+    # Where a combiner compares the gradients of the losses: at the output of the layer of this name (or the argument
+    # of `share`), or at these variables, layers or names of them; by default at all variables.
     shared_features: Any = None
     shared_variables: Any = None
-    head_gradients: str = "weighted"  # what is not shared has the combiner's coefficients, too; or "own": it has none
+    # How workers sum gradients ("auto", "connections" of their own, "tensorflow"), and in which type ("bfloat16", …).
+    communication, communication_dtype = "auto", None
+    head_gradients: str = "weighted"  # the coefficients weight unshared variables, too; "own": only the shared ones
 
     @arguments.explained
     def __init__(
@@ -93,7 +139,7 @@ class Trainer(Hooks, Examination):
         loss_weights: Mapping[str, float | losses_package.Schedule] | None = None,
         combiner: str | losses_package.Combiner | None = None,
         metrics: Mapping[str, Any] | Sequence[keras.metrics.Metric] | None = None,
-        accumulation_steps: int = 1,
+        accumulation_steps: int | str | dict[int, int] = 1,
         clip_norm: float | None = None,
         ema_decay: float | None = None,
         probe_every: int = 0,
@@ -101,58 +147,54 @@ class Trainer(Hooks, Examination):
         steps_per_call: int | str = "auto",
         strategy: tf.distribute.Strategy | None = None,
         run_eagerly: bool = False,
+        stages: Sequence[Stage] = (),
+        recurrent: str = "auto",
+        recurrent_memory: str | int | None = None,
+        timestep_actions: Sequence[Action] | Mapping[str, Sequence[Action]] = (),
+        bptt_window: int | None = None,
+        bptt_updates: bool = False,
+        bptt_begins: str | RowBegins = "batch",
+        bptt_compare_every: int = 0,
+        health_every: int = 0,
+        health: str | Sequence[str] = (),
+        freeze: str | Sequence[str] | Mapping[int, str | Sequence[str]] | None = None,
     ) -> None:
         self.model = arguments.check_model(model)
         self.strategy = arguments.check_strategy(strategy)
+        _quiet.settle()
         with self.strategy.scope():  # an optimizer or a metric given by its name is made here
             self.optimizer = arguments.check_optimizer(optimizer)
             self.losses = arguments.check_losses(losses)
             self.metrics = arguments.check_metrics(metrics, self.losses)
-        self.workers = workers.of(self.strategy)
         arguments.check_scope(self.strategy, self.model, self.optimizer, self.metrics)
-        if not self.losses and not self.overrides("compute_losses") and not self.overrides("train_step"):
-            raise ValueError(
-                "There are no losses: `losses` is empty and `compute_losses` is not overridden. Pass "
-                "losses={'name': loss}, or subclass `Trainer` and return named losses from `compute_losses`."
-            )
-        self.accumulation_steps = arguments.check_integer(
-            "accumulation_steps", accumulation_steps, 1, "Use 1 for no accumulation."
+        arguments.require_losses(
+            self.losses, any(overrides(self, Hooks, hook) for hook in ("compute_losses", "train_step"))
         )
+        self.accumulation_steps = arguments.check_accumulation(accumulation_steps, self.strategy)
+        self.freeze = check_freeze(freeze, self.model)
         self.clip_norm = arguments.check_positive("clip_norm", clip_norm, "Use None for no clipping.")
         self.ema_decay = arguments.check_decay(ema_decay)
         self.probe_every = arguments.check_integer("probe_every", probe_every, 0, "Use 0 for no probing.")
-        self.jit_compile = bool(jit_compile)
+        self.health_every = arguments.check_integer("health_every", health_every, 0, "Use 0 for never.")
+        self.health_parts = check_parts(health)
+        self.jit_compile = arguments.check_flag("jit_compile", jit_compile)
         self.steps_per_call = arguments.check_steps_per_call(steps_per_call)
-        self.run_eagerly = bool(run_eagerly)
-        self.loss_weights = objective.LossWeights(loss_weights, self.make_variable)
+        self.run_eagerly = arguments.check_flag("run_eagerly", run_eagerly)
+        self.stages = check_stages(stages)
+        self.recurrent = check_loops(recurrent)
+        self.recurrent_memory = check_memory(recurrent_memory, "recurrent_memory")
+        self.timestep_actions = check_actions(timestep_actions)
+        windows = check_windows(bptt_window, bptt_updates, bptt_begins, bptt_compare_every, self.accumulation_steps)
+        self.bptt_window, self.bptt_updates, self.bptt_begins, self.bptt_compare_every = windows
+        self.loss_weights = LossWeights(loss_weights, functools.partial(own_variable, self.strategy))
         self.combiner = arguments.check_combiner(combiner)
-        if self.losses and loss_weights and not self.overrides("compute_losses"):
-            self._check_weight_names()
+        if self.losses and loss_weights and not overrides(self, Hooks, "compute_losses"):
+            self.loss_weights.check_names(self.losses)
 
-        # Used by the traced update, see trainer.update and trainer.calls.
-        self.step = self.make_variable(np.int64(0), "step")
-        self.host_step = 0
-        self.probing = False  # the update being traced reports the gradients of every time step
-        self.aborting = True  # a check that fails ends the call; else it makes the update do nothing
-        self.tracing = Tracing()
-        self.ledger = Ledger(self.make_variable, self.tracing)
-        self.loss_scale = None
-        self.forward_state = ForwardState(self.model, list(self.metrics.values()))
-        self.minimizers: dict = {}
-        self.calls = TrainCalls(self)
-        self.evaluation = Evaluation(self)
-        self.timesteps = TimestepLog(self)
-        self.inspection = Inspection(self)
-        self.sources: dict = {}
-        self.whole_copies = WholeCopies(self)
-        self._trained = None  # ids of the variables that the traced update trains
-        self.probe_capacity: dict = {}  # of `probe` calls in loops whose length is not known, grown as needed
-        self.best_loss = math.inf  # of the evaluations
-        self.restores = 0  # returns to a checkpoint because of updates that were not finite
-        self.epoch = 0  # passes over the data
-        self.rounds = 0  # epochs as the callbacks count them
+        self.step = own_variable(self.strategy, np.int64(0), "step")
+        self._engine = Engine(self, Hooks)
 
-    # ---- What people call.
+    # ---- Public methods.
 
     @arguments.explained
     def fit(
@@ -174,29 +216,33 @@ class Trainer(Hooks, Examination):
         checkpoint_every_seconds: float | None = 600.0,
         keep_checkpoints: int = 3,
         keep_best: str | None = None,
-    ) -> keras.callbacks.History:
-        """Trains until the trainer has made `steps` updates, or seen `epochs` passes over the data, in its lifetime.
+        loggers: Sequence[Logger] | Logger = (),
+    ) -> History:
+        """Trains until the trainer has made `steps` updates or `epochs` passes over the data in its lifetime.
 
         Args:
-            dataset: a `tf.data.Dataset` of batches, arrays like `(x, y)` (shuffled), a `keras.utils.PyDataset`, or a
-                function that returns an iterator of batches. The same object continues where the last `fit` stopped.
-            steps: lifetime total of updates. Exactly one of `steps` and `epochs` is given.
+            dataset: a `tf.data.Dataset` of batches, arrays like `(x, y)` (shuffled), a `looptape.IndexedData`, a
+                `keras.utils.PyDataset`, a loader (PyTorch, Grain), or a function that returns an iterator of batches.
+                The same object continues where the last `fit` stopped.
+            steps: lifetime total of updates. Pass exactly one of `steps` and `epochs`.
             epochs: lifetime total of passes over the data.
-            eval_dataset: evaluated every `eval_every` updates, or after each epoch, or at the end.
-            eval_every: updates between evaluations; each ends an epoch for the callbacks when training by steps.
+            eval_dataset: evaluated every `eval_every` updates, after each epoch, or at the end. Several by name,
+                {"clean": …, "noisy": …}, give `val_clean_loss`, `val_noisy_loss` and so on; `val_loss` is the first's.
+            eval_every: updates between evaluations. When training by steps, each one ends an epoch for callbacks.
             log_every: updates between two rows in TensorBoard; the last step is always logged.
-            checkpoint_every: updates between checkpoints; one is written at the end in any case.
-            workdir: directory of event files and checkpoints; `fit` goes on from what it finds there. With it, SIGTERM
+            checkpoint_every: updates between checkpoints; the end of the run always writes one.
+            workdir: directory of event files and checkpoints; `fit` resumes from what it finds there. With it, SIGTERM
                 and Ctrl-C write a checkpoint before the process ends, with exit code 143 or 130.
             callbacks: Keras callbacks.
             batch_size: of arrays.
-            eval_steps: evaluate on at most so many batches.
-            progress: show a progress bar, or log lines where the output is not a terminal.
+            eval_steps: maximum number of batches per evaluation.
+            progress: show a progress bar, or log lines if the output is not a terminal.
             evaluate_averaged: evaluate with the averaged weights (needs `ema_decay`).
             checkpoint_every_seconds: seconds between checkpoints, beside `checkpoint_every`; None for never.
-            keep_checkpoints: how many of the newest checkpoints are kept.
-            keep_best: a result of the evaluation such as "loss" ("-accuracy" where larger is better): the checkpoint
-                in which it is best is written and kept, too.
+            keep_checkpoints: number of newest checkpoints to keep.
+            keep_best: a result of the evaluation, such as "loss" ("-accuracy" if larger is better). Also writes and
+                keeps the checkpoint with the best value.
+            loggers: `looptape.loggers`, which get all that TensorBoard gets.
 
         Returns:
             A `keras.callbacks.History`.
@@ -207,7 +253,7 @@ class Trainer(Hooks, Examination):
         8
         """
         return Fitting(
-            self,
+            self._engine,
             dataset,
             steps=steps,
             epochs=epochs,
@@ -224,41 +270,50 @@ class Trainer(Hooks, Examination):
             checkpoint_every_seconds=checkpoint_every_seconds,
             keep_checkpoints=keep_checkpoints,
             keep_best=keep_best,
+            loggers=loggers,
         ).run()
 
+    @arguments.explained
+    @interruptible
     def evaluate(
         self, dataset: Any, *, steps: int | None = None, averaged: bool = False, batch_size: int = 32
     ) -> dict[str, float]:
         """{name: float}: every loss over the whole dataset, their statically weighted sum `loss`, every metric.
 
-        Training metrics and states stay as they are. `steps` limits the number of batches; `averaged` uses the
-        averaged weights.
+        Does not change training metrics and states. Omits a loss whose weights sum to 0, as in training; without any
+        loss, `loss` is NaN. `steps` limits the number of batches; `averaged` uses the averaged weights.
+        A dict of datasets gives `<name>_<result>`; `loss` is that of the first.
 
         >>> sorted(trainer.evaluate(data))
         ['error', 'loss']
+        >>> sorted(trainer.evaluate({"clean": data, "noisy": data}))
+        ['clean_error', 'clean_loss', 'loss', 'noisy_error', 'noisy_loss']
         """
         with self.averaged_weights() if averaged else contextlib.nullcontext():
-            return self.evaluation.evaluate(dataset, steps, batch_size)
+            return self._engine.evaluation.evaluate(dataset, steps, batch_size)
 
+    @arguments.explained
+    @interruptible
     def predict(self, dataset: Any, *, steps: int | None = None, batch_size: int = 32) -> Any:
         """The model's outputs for every example of the dataset, as NumPy arrays in the structure of the outputs.
 
         >>> trainer.predict(data).shape
         (8, 6, 1)
         """
-        return self.evaluation.predict(dataset, steps, batch_size)
+        self._engine.frozen.check()
+        return self._engine.evaluation.predict(dataset, steps, batch_size)
 
     def timestep_gradients(
         self, batch: Any, per_example: bool = False, *, full: bool = False
     ) -> dict[str, dict[str, np.ndarray]]:
         """The gradient at every time step of every recurrent layer and `probe`, for one batch.
 
-        With the present weights of the losses, in training mode; nothing is trained and no state moves.
+        Uses the current loss weights in training mode. Trains nothing and changes no state.
 
         Args:
             batch: as the dataset gives it; arrays are converted.
-            per_example: [batch, time] instead of the mean over the examples.
-            full: the gradients λ_t themselves as well, as `state_gradient/<state>`; implies `per_example`.
+            per_example: return [batch, time] instead of the mean over the examples.
+            full: also return the gradients λ_t themselves, as `state_gradient/<state>`; implies `per_example`.
 
         Returns:
             {layer: {quantity: array [time] or [batch, time]}}. Quantities: `state`, `hidden`, `cell`, `recurrent`,
@@ -270,17 +325,17 @@ class Trainer(Hooks, Examination):
         >>> trainer.timestep_gradients(batch, per_example=True)["lstm"]["state"].shape
         (8, 6)
         """
-        return self.inspection.timestep_gradients(batch, per_example, full)
+        return self._engine.inspection.timestep_gradients(batch, per_example, full)
 
     def check_timestep_sum(self, batch: Any) -> dict[str, float]:
         """{variable path: ‖Σ_t G_t − dL/dW‖ / ‖dL/dW‖} of the weights in recurrent layers: about 1e-6 in float32.
 
-        A larger value means that a weight is used outside the loop as well, for example by a regularizer.
+        A larger value means that a weight is also used outside the loop, for example by a regularizer.
 
         >>> max(trainer.check_timestep_sum(batch).values()) < 1e-5
         True
         """
-        return self.inspection.sum_check(batch)
+        return self._engine.inspection.sum_check(batch)
 
     def summary(self) -> None:
         """Prints the model, the losses with their weights, the stages of the update, and what is logged where.
@@ -291,38 +346,47 @@ class Trainer(Hooks, Examination):
           error: squared_error, weight 1.0
         ...
         """
-        print(summary.summarize(self))
+        print(summary.summarize(self._engine))
 
+    @interruptible
     def fast_dev_run(self, dataset: Any, eval_dataset: Any = None) -> dict[str, float]:
-        """Runs a few steps of everything, to find mistakes in a minute. Returns an evaluation; nothing is changed.
+        """Runs a few steps of everything to find mistakes quickly. Returns an evaluation; changes nothing.
 
         >>> sorted(trainer.fast_dev_run(data.repeat()))
         ['error', 'loss']
         """
-        return debugging.fast_dev_run(self, dataset, eval_dataset)
+        return dry_run.fast_dev_run(self._engine, dataset, eval_dataset)
 
+    @interruptible
     def overfit(self, dataset: Any, batches: int = 1, steps: int = 200) -> dict[str, tuple[float, float]]:
-        """Trains on a few batches over and over; {loss: (before, after)}. The trainer is left as it was.
+        """Trains on a few batches repeatedly; returns {loss: (before, after)} and leaves the trainer unchanged.
 
         >>> before, after = trainer.overfit(data.repeat(), batches=1, steps=50)["error"]
         >>> after < before
         True
         """
-        return debugging.overfit(self, dataset, batches, steps)
+        return dry_run.overfit(self._engine, dataset, batches, steps)
 
-    def warm_start(self, source: Any) -> weights.WarmStart:
-        """Takes weights over from a Keras model, a `.keras` file or a work directory, by layer and variable names.
+    def warm_start(self, source: Any) -> export.WarmStart:
+        """Copies weights from a Keras model, a `.keras` file or a work directory, by layer and variable names.
 
-        Returns a report of what matched and what did not; print it.
+        Returns a report of the weights that matched and those that did not; print it.
 
         >>> print(trainer.warm_start(keras.models.clone_model(trainer.model)))
         5 weights taken over
         """
-        return weights.warm_start(self.model, source)
+        return export.warm_start(self.model, source)
+
+    def build(self, dataset: Any) -> None:
+        """Builds an unbuilt model for the batches of a `tf.data.Dataset`, by tracing its losses. Runs nothing.
+
+        >>> trainer.build(data)
+        """
+        self._engine.build(as_dataset(dataset).element_spec)
 
     @contextlib.contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """A context in which the model has the averaged weights. Eager.
+        """A context in which the model uses the averaged weights. Eager.
 
         >>> averaged = Trainer(trainer.model, "sgd", {"error": "mse"}, ema_decay=0.9)
         >>> history = averaged.fit(data.repeat(), steps=3, progress=False)
@@ -331,16 +395,6 @@ class Trainer(Hooks, Examination):
         """
         if self.ema_decay is None:
             raise ValueError("There are no averaged weights: `ema_decay` is None. Pass e.g. ema_decay=0.999.")
-        pairs = [
-            (raw(variable), mean)
-            for minimizer in self.minimizers.values()
-            for variable, mean in zip(getattr(minimizer, "averaged_variables", ()), minimizer.averages, strict=True)
-        ]
-        kept = [tf.identity(variable) for variable, _ in pairs]
-        for variable, mean in pairs:
-            variable.assign(mean)
-        try:
+        minimizers = self._engine.minimizers.values()
+        with temporary_values([pair for minimizer in minimizers for pair in minimizer.pipeline.averaged()]):
             yield
-        finally:
-            for (variable, _), value in zip(pairs, kept, strict=True):
-                variable.assign(value)

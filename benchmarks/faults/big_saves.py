@@ -1,4 +1,4 @@
-"""Kills in the middle of large saves: whether the run can go on from what is left, and what lies about afterwards.
+"""Kills in the middle of large saves: whether the run can resume from what is left, and which files remain.
 
 python -m benchmarks.faults.big_saves [kills=14] [megabytes=160]
 
@@ -18,8 +18,8 @@ import keras
 import tensorflow as tf
 
 from benchmarks import measure
-from trainer import Trainer
-from trainer.checkpoints import TEMPORARY, Store
+from looptape import Trainer
+from looptape.trainer.checkpoints.store import TEMPORARY, Store
 
 _BYTES_PER_WEIGHT = 12  # the weight and Adam's two moments
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import measure
-from trainer import Trainer
+from looptape import Trainer
 
 FIRST, EVERY, LIMIT_MB = 1500, 1000, 5.0  # halfway between two checkpoints, whose buffers come and go
 
@@ -44,7 +44,7 @@ def main(updates=20_000):
 
     class Marks(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            step = trainer.host_step
+            step = trainer._engine.counters.step
             if step >= FIRST and (step - FIRST) % EVERY < 10:
                 marks.setdefault((step - FIRST) // EVERY, (resident(), trainer.traces))
 

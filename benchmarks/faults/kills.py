@@ -4,7 +4,7 @@ python -m benchmarks.faults.kills [kills=50] [seed=0]
 
 Each session is a process of its own. Once it has gone on from a checkpoint (of every second one: once it has written a
 checkpoint of its own, as the first has), it is killed by SIGKILL at a random moment; now and then by SIGTERM, or with
-its newest checkpoint truncated afterwards. The next one must go on from the newest checkpoint that is whole, and name
+its newest checkpoint truncated afterwards. The next one must resume from the newest intact checkpoint, and name
 the damaged one. Runs are started again until they end, and then a new one begins.
 """
 
@@ -19,8 +19,8 @@ import sys
 import tempfile
 import time
 
-from trainer import writer
-from trainer.checkpoints import DAMAGED, Store, verify
+from looptape.trainer.checkpoints.store import DAMAGED, Store, verify
+from looptape.trainer.summaries import event_writer
 
 STEPS = 600
 KINDS = {"SIGKILL": 0.8, "SIGTERM": 0.1, "SIGKILL and truncation": 0.1}
@@ -70,7 +70,7 @@ class Session:
             return log.read()
 
     def ready(self, patient):
-        """Waits until it trains and has something to lose. Returns whether it goes on from a checkpoint.
+        """Waits until it trains and has something to lose. Returns whether it resumes from a checkpoint.
 
         Args:
             patient: wait for a checkpoint of its own in any case, when everything is traced and training is under way.
@@ -136,7 +136,9 @@ class Session:
 
 def rows(workdir):
     """[(step, tag)] of the event files of a run, as they were written."""
-    return [(step, value.tag) for run in ("train", "eval") for step, value in writer.read(os.path.join(workdir, run))]
+    return [
+        (step, value.tag) for run in ("train", "eval") for step, value in event_writer.read(os.path.join(workdir, run))
+    ]
 
 
 def one_run(workdir, steps, kills, rng, outcome):

@@ -17,16 +17,17 @@ import tempfile
 import time
 
 from benchmarks import measure
-from experiments import adding_problem, launch
-from trainer.agenda import Agenda
-from trainer.checkpoints import Store, verify
+from looptape import launch
+from looptape.experiments import adding_problem
+from looptape.trainer.checkpoints import Store, verify
+from looptape.trainer.loop.schedule import Agenda
 
 LIMIT_SECONDS, CALL_SECONDS = 1.0, 0.5
 _UNTIL_CALLS_ARE_LONG_SECONDS = 3.0
 
 
 def train(workdir):
-    """Trains until it is told to end. Prints `call <seconds>` after every call."""
+    """Trains until a signal ends it. Prints `call <seconds>` after every call."""
     noted = Agenda.measure
 
     def measured(agenda, done, seconds):

@@ -14,8 +14,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import losses
-from trainer import Trainer, persistence
+from looptape import losses
+from looptape.trainer import Trainer
+from looptape.trainer.checkpoints import trainer_state
 
 BATCH, TIME, FEATURES = 4, 5, 2
 
@@ -97,9 +98,9 @@ def fit(trainer, workdir, steps, *, checkpoint_every=10, eval_every=6, callbacks
 
 def pieces(trainer):
     """{name: SHA-256} of everything on the device but the data."""
-    [source] = trainer.sources.values()
+    [source] = trainer._engine.sources.values()
     found = {}
-    for name, variable in persistence.tracked_state(trainer, source).items():
+    for name, variable in trainer_state.tracked_state(trainer._engine, source).items():
         if name != "iterator":
             found[f"{name} {variable.name}"] = hashlib.sha256(variable.numpy().tobytes()).hexdigest()
     return found
@@ -107,7 +108,15 @@ def pieces(trainer):
 
 def digest(trainer):
     """One SHA-256 of everything that was reached."""
-    state = repr([trainer.host_step, trainer.epoch, trainer.rounds, trainer.calls.skipped, *pieces(trainer).values()])
+    state = repr(
+        [
+            trainer._engine.counters.step,
+            trainer._engine.counters.epoch,
+            trainer._engine.counters.rounds,
+            trainer._engine.counters.skips.total,
+            *pieces(trainer).values(),
+        ]
+    )
     return hashlib.sha256(state.encode()).hexdigest()
 
 
@@ -117,7 +126,7 @@ class _Announce(keras.callbacks.Callback):
         self._trainer = trainer
 
     def on_train_begin(self, logs=None):
-        print(f"training from {self._trainer.host_step}", flush=True)
+        print(f"training from {self._trainer._engine.counters.step}", flush=True)
 
 
 def main(workdir, steps):

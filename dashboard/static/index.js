@@ -1,65 +1,47 @@
 // The dashboard: TensorBoard imports this module into an iframe and calls `render`.
 
-import { fetchBinary, fetchTags } from './api.js';
-import { Catalogue, describe, isShare } from './catalogue.js';
-import { Channel } from './channel.js';
-import { RunColours } from './colours.js';
-import { Credit } from './credit.js';
-import { Dock } from './dock.js';
-import { el } from './dom.js';
-import { emptyState } from './empty.js';
-import { download, downloadCsv, fileName, renderPng } from './export.js';
-import { Grid } from './grid.js';
-import { Legend } from './legend.js';
-import { Picture, sharedRange } from './picture.js';
-import { Profile } from './profile.js';
-import { Shares } from './shares.js';
-import { Sidebar } from './sidebar.js';
-import { State } from './state.js';
-import { themeColours, watchTheme } from './theme.js';
-import { Toolbar } from './toolbar.js';
-import { Tooltip } from './tooltip.js';
+import { fetchBinary, fetchTags } from './data/api.js';
+import { Catalogue, POSITIONS, shortNames } from './data/catalogue.js';
+import { Channel } from './data/channel.js';
+import { RunColours } from './draw/colours.js';
+import { Credit } from './views/credit.js';
+import { Dock } from './views/dock.js';
+import { el } from './draw/dom.js';
+import { emptyState } from './views/empty.js';
+import { download, downloadCsv, fileName, renderPng } from './controls/export.js';
+import { Grid } from './views/grid.js';
+import { Health } from './views/health.js';
+import { Legend } from './controls/legend.js';
+import { Overviews } from './data/overviews.js';
+import { Picture, RELATIVE_RANGE, sharedRange } from './data/picture.js';
+import { Profile } from './views/profile.js';
+import { Scrubber } from './controls/scrubber.js';
+import { Shares } from './views/shares.js';
+import { Sidebar } from './controls/sidebar.js';
+import { State } from './data/state.js';
+import { Strip } from './views/strip.js';
+import { themeColours, watchTheme } from './draw/theme.js';
+import { Toolbar } from './controls/toolbar.js';
+import { Tooltip } from './controls/tooltip.js';
+import { Verdicts } from './data/verdicts.js';
+import { extent, makeView } from './data/view.js';
 
 // Imported by the modules above; named here so that the browser asks for all files at once.
-import './axes.js';
-import './heatmap.js';
-import './numbers.js';
-import './rows.js';
-import './tile.js';
-import './units.js';
+import './draw/axes.js';
+import './draw/heatmap.js';
+import './draw/numbers.js';
+import './draw/sparkline.js';
+import './draw/units.js';
+import './data/rows.js';
+import './views/loss_mix.js';
+import './views/losses.js';
+import './views/tile.js';
+import './views/layer_map.js';
+import './views/measures.js';
+import './views/positions.js';
 
 const LIVE_SECS = 5;
 const PATIENCE_SECS = 0.15;
-
-/** What is to be seen, from what the user chose and what there is. */
-export function makeView(state, catalogue) {
-  const runs = chosenRuns(state.get('runs'), catalogue);
-  const quantities = catalogue.quantities();
-  const known = quantities.some(({ value }) => value === state.get('quantity'));
-  const quantity = known ? state.get('quantity') : quantities[0]?.value ?? 'state';
-  let mode = state.get('mode');
-  if (isShare(quantity) || (mode === 'difference' && runs.length < 2)) mode = 'absolute';
-  const wanted = runs.includes(state.get('baseline')) ? state.get('baseline') : runs[0];
-  const baseline = mode === 'difference' ? wanted : null;
-  const columns = runs.filter((run) => run !== baseline);
-  const layers = catalogue.layers(runs).filter((layer) => !state.get('hiddenLayers').includes(layer)
-    && runs.some((run) => catalogue.find(run, layer, quantity)));
-  const align = state.get('align');
-  const tiles = layers.flatMap((layer) => columns.map((run) => {
-    const comparable = baseline === null || catalogue.find(baseline, layer, quantity);
-    return { run, layer, series: comparable ? catalogue.find(run, layer, quantity) : undefined };
-  }));
-  const about = quantities.find(({ value }) => value === quantity) ?? describe(quantity);
-  const diverging = mode !== 'absolute' || quantity === 'gain' || isShare(quantity);
-  const [step, pinned] = [state.get('step'), state.get('pinned')];
-  return { runs, quantity, mode, baseline, layers, tiles, align, about, diverging, step, pinned };
-}
-
-/** The chosen runs that exist, in the catalogue's order; the newest ones if a link names only runs that are gone. */
-function chosenRuns(names, catalogue) {
-  const known = catalogue.runs.filter((run) => names?.includes(run));
-  return known.length || names?.length === 0 ? known : catalogue.newestRuns();
-}
 
 class Dashboard {
   constructor() {
@@ -73,17 +55,24 @@ class Dashboard {
       toggleSidebar: () => set({ sidebar: !this.state.get('sidebar') }),
     });
     this.sidebar = new Sidebar((runs) => set({ runs }), (hiddenLayers) => set({ hiddenLayers }));
+    this.verdicts = new Verdicts(() => { this.showVerdicts(); this.showOverviews(); }, () => this.untilIdle());
+    this.overviews = new Overviews(() => this.showOverviews());
+    this.strip = new Strip((finding, run) => this.chooseFinding(finding, run));
+    this.health = new Health(this.tooltip, { show: (...where) => this.showTimeSteps(...where),
+      measure: (measure) => set({ measure }) });
     this.legend = new Legend((range) => set({ range }));
     this.grid = new Grid({
       choose: (step, tile) => set({ step, layer: tile.spec.layer }),
       pin: (pinned) => set({ pinned }),
       csv: (tile) => downloadCsv(tile.spec),
+      zoom: (zoom) => set({ zoom }),
     }, (hovered) => this.showHover(hovered));
     const onColumn = (column) => this.grid.cross(column === null ? null : { column, step: this.chosen });
     this.profile = new Profile(this.tooltip, onColumn);
     const [shares, credit] = [new Shares(this.tooltip, onColumn), new Credit(this.tooltip)];
     const panels = { profile: this.profile, shares, credit };
-    this.dock = new Dock(panels, {
+    this.scrubber = new Scrubber((step, trail) => this.scrub(step, trail));
+    this.dock = new Dock(panels, this.scrubber, {
       set,
       csv: () => this.saveProfile(),
       fail: (error) => this.complain(error),
@@ -93,11 +82,11 @@ class Dashboard {
     this.nothing = el('div', { class: 'nothing', hidden: true });
     this.empty = emptyState();
     this.scroller = el('div', { class: 'scroller' }, this.grid.node, this.nothing);
-    this.main = el('main', {}, this.legend.node, this.scroller);
+    this.main = el('main', {}, this.strip.node, this.legend.node, this.scroller, this.health.node);
     this.app = el('div', { class: 'app', hidden: true },
       this.toolbar.node, this.sidebar.node, this.main, this.dock.node);
     document.body.append(this.problem, this.app, this.empty, this.tooltip.node, this.tooltip.spoken);
-    this.state.subscribe(() => this.update());
+    this.state.subscribe((names) => this.follow(names));
   }
 
   /** `tags` is the list of series, already asked for. */
@@ -141,6 +130,20 @@ class Dashboard {
     }
   }
 
+  /** After the user changed something. Another training step moves lines and the panel; the heat maps stay. */
+  follow(names) {
+    if (!names.every((name) => ['step', 'pinned'].includes(name)) || !this.frame) {
+      this.update();
+      return;
+    }
+    const [step, pinned] = [this.state.get('step'), this.state.get('pinned')];
+    this.view = { ...this.view, step, pinned };
+    this.frame.view = this.view;
+    this.chosen = step ?? this.latest;
+    this.grid.mark(step, pinned);
+    this.updateDock();
+  }
+
   update() {
     const { catalogue, state } = this;
     if (!catalogue) return;
@@ -149,12 +152,24 @@ class Dashboard {
     document.body.dataset.ready = 'true';
     if (catalogue.empty) return;
     this.view = makeView(state, catalogue);
-    this.runColours.assign(this.view.runs);
+    this.runColours.assign([...catalogue.order, ...catalogue.runs]);
+    this.names = shortNames(catalogue.runs);
     const { view } = this;
+    const flow = view.page === 'flow';
     this.app.dataset.sidebar = String(state.get('sidebar'));
+    this.app.dataset.page = view.page;
+    for (const part of [this.strip, this.legend, this.dock]) part.node.hidden = !flow;
+    this.scroller.hidden = !flow;
+    this.health.node.hidden = flow;
     this.toolbar.update(view, catalogue.quantities(), state);
-    this.sidebar.update(catalogue.runs, view.runs, catalogue.layers(view.runs), state.get('hiddenLayers'),
-      (run) => this.runColour(run));
+    this.showVerdicts();
+    this.showOverviews();
+    if (!flow) {
+      this.app.dataset.drawn = '0';
+      this.overviews.follow(catalogue, view.runs);
+      this.verdicts.follow(catalogue, view.runs);
+      return;
+    }
     this.nothing.hidden = view.layers.length > 0;
     this.nothing.textContent = view.runs.length
       ? 'The chosen runs did not log this quantity, or all their layers are hidden.' : 'Choose at least one run.';
@@ -163,13 +178,66 @@ class Dashboard {
     this.redraw();
   }
 
+  /** The table of runs and the strip: now with what is known, again when the server has answered. */
+  showVerdicts() {
+    const { catalogue, view, state, verdicts } = this;
+    const rows = catalogue.runs.map((run) => ({ run, name: this.names.get(run), shown: view.runs.includes(run),
+      colour: this.runColour(run), summary: verdicts.summary(run) }));
+    this.sidebar.update(rows, catalogue.layers(view.runs), state.get('hiddenLayers'));
+    const names = view.runs.length > 1 ? shortNames(view.runs) : this.names;
+    this.strip.update(view, verdicts, (run) => this.runColour(run), (run) => names.get(run) ?? run);
+  }
+
+  /** Run health, and the loss beside the heat maps: what each run did as a whole. */
+  showOverviews() {
+    const { catalogue, view, overviews, verdicts } = this;
+    const known = view.runs.map((run) => ({ run, name: this.names.get(run) ?? run, colour: this.runColour(run),
+      overview: overviews.of(run) }));
+    if (view.page === 'flow') {
+      this.grid.showLosses(known.filter(({ overview }) => overview));
+      return;
+    }
+    this.health.update(known.map((item) => ({ ...item, verdict: verdicts.summary(item.run),
+      findings: verdicts.of(item.run), layers: catalogue.layersOf(item.run) })), catalogue, view.measure);
+    // For `benchmarks/dashboard.py`: when, after the tab was opened, all cards were there.
+    if (known.every(({ overview }) => overview)) performance.mark('gradient_flow.health');
+    this.redraw();
+  }
+
+  /** From run health to the time steps or positions of a layer (by the run's own name of it), or of the whole run. */
+  showTimeSteps(run, layer, step, quantity = this.quantityFor(run, layer)) {
+    const runs = this.view.runs.includes(run) ? this.view.runs : [run];
+    const titles = this.catalogue.layers(runs);
+    const title = titles.find((known) => this.catalogue.nameIn(run, known) === layer) ?? null;
+    this.state.set({ page: 'flow', layer: title, step, quantity, zoom: null });
+    requestAnimationFrame(() => this.grid.sections.get(title)?.node.scrollIntoView({ block: 'nearest' }));
+  }
+
+  /** The present quantity if the layer has it, else its state gradient or its positions. */
+  quantityFor(run, layer) {
+    const present = this.state.get('quantity');
+    const has = (quantity) => layer === null || this.catalogue.has(run, layer, quantity);
+    return has(present) || !(has('state') || has(POSITIONS)) ? present : has('state') ? 'state' : POSITIONS;
+  }
+
+  /** A card leads to its layer: the panel shows it, and its heat map scrolls into sight. */
+  chooseFinding(finding, run) {
+    const layer = this.view.layers.find((title) => this.catalogue.nameIn(run, title) === finding.layer);
+    if (layer === undefined || !finding.time) {
+      this.state.set({ page: 'health' }); // it is about variables, losses or batches
+      return;
+    }
+    this.state.set({ layer });
+    this.grid.sections.get(layer)?.node.scrollIntoView({ block: 'nearest' });
+  }
+
   async loadTile(tile) {
     const { spec } = tile;
     const { view } = this;
     if (!spec.series) return;
-    const parameters = { run: spec.run, tag: spec.series.tag, align: view.align, minus: view.baseline,
-      normalise: view.mode === 'normalised' ? 'last' : 'none' };
     const baseline = view.baseline && this.catalogue.find(view.baseline, spec.layer, view.quantity);
+    const parameters = { run: spec.run, tag: spec.series.tag, align: view.align, minus: view.baseline,
+      minus_tag: baseline?.tag, normalise: { normalised: 'last', relative: 'largest' }[view.mode] ?? 'none' };
     const version = [spec.series.version, baseline?.version];
     const [what, key] = [JSON.stringify(parameters), JSON.stringify([parameters, version])];
     if (tile.request === key) return;
@@ -200,6 +268,16 @@ class Dashboard {
     }, PATIENCE_SECS * 1000);
   }
 
+  /** Resolves when no heat map is on its way: what nobody looks at can wait. */
+  async untilIdle() {
+    do await new Promise((done) => setTimeout(done, PATIENCE_SECS * 1000)); while (this.waiting() || !this.settled());
+  }
+
+  /** Whether the page has what it shows first. */
+  settled() {
+    return this.view?.page === 'flow' || this.view?.runs.every((run) => this.overviews.of(run) || this.overviews.failed(run));
+  }
+
   waiting() {
     return this.grid.tiles.some((tile) => tile.spec.series && tile.pending);
   }
@@ -209,7 +287,9 @@ class Dashboard {
     if (this.drawing) return;
     this.drawing = requestAnimationFrame(() => {
       this.drawing = null;
-      if (this.view?.tiles.length && window.innerHeight > 0) this.draw();
+      if (window.innerHeight === 0 || !this.view) return;
+      if (this.view.page === 'health') this.health.draw(themeColours());
+      else if (this.view.tiles.length) this.draw();
     });
   }
 
@@ -217,11 +297,12 @@ class Dashboard {
     const { view } = this;
     const pictures = this.grid.tiles.map((tile) => tile.picture).filter((picture) => picture?.rows);
     const fixed = this.state.get('range');
+    const maxTime = Math.max(1, ...pictures.map((picture) => picture.time));
     this.frame = {
       view,
-      range: fixed ?? sharedRange(pictures, view.diverging),
-      steps: stepRange(pictures),
-      maxTime: Math.max(1, ...pictures.map((picture) => picture.time)),
+      range: fixed ?? (view.mode === 'relative' ? RELATIVE_RANGE : sharedRange(pictures, view.diverging)),
+      ...extent(pictures, maxTime, view.zoom),
+      maxTime,
       colours: themeColours(),
     };
     this.legend.draw(this.frame, fixed === null);
@@ -230,7 +311,11 @@ class Dashboard {
     this.chosen = view.step ?? this.latest;
     this.dock.colours = this.frame.colours;
     // The panel's rows can wait until the heat maps are there: both ask the same server.
-    if (pictures.length && !this.waiting()) this.updateDock();
+    if (pictures.length && !this.waiting()) {
+      this.updateDock();
+      this.verdicts.follow(this.catalogue, view.runs);
+      this.overviews.follow(this.catalogue, view.runs);
+    }
     this.app.dataset.drawn = String(this.grid.tiles.filter((tile) => tile.picture).length);
     // For `benchmarks/dashboard.py`: when, after the tab was opened, all heat maps were there.
     if (this.grid.tiles.every((tile) => tile.picture)) performance.mark('gradient_flow.drawn');
@@ -248,18 +333,37 @@ class Dashboard {
       pinned: view.pinned,
       follows: view.step === null,
       maxTime: this.frame.maxTime,
+      time: this.frame.time,
+      trail: this.trail,
       runColour: (run) => this.runColour(run),
+      shortName: (run) => this.names.get(run) ?? run,
     };
     const [panel, height] = [state.get('panel'), state.get('dock')];
     const key = JSON.stringify([view, layer, this.chosen, this.frame.maxTime, panel, height, this.signature]);
+    this.scrubber.update(this.keptSteps(), this.chosen);
     if (key === this.dockKey) this.dock.draw(this.frame.colours);
-    else this.dock.update(context, panel, view.layers, height);
+    else this.loading = this.dock.update(context, panel, view.layers, height);
     this.dockKey = key;
+  }
+
+  /** Shows a training step from the scrubber; settles when the panel shows it. */
+  async scrub(step, trail) {
+    this.trail = trail;
+    this.state.set({ step });
+    this.trail = false;
+    await this.loading;
+  }
+
+  /** The kept training steps of all heat maps, within the zoom, increasing. */
+  keptSteps() {
+    const [low, high] = this.frame.steps;
+    const steps = this.grid.tiles.flatMap(({ picture }) => (picture?.rows ? [...picture.steps] : []));
+    return [...new Set(steps)].filter((step) => step >= low && step <= high).sort((a, b) => a - b);
   }
 
   /** The kept training step before or after the chosen one, in any of the heat maps. */
   nextStep(direction) {
-    const steps = this.grid.tiles.flatMap(({ picture }) => (picture?.rows ? [...picture.steps] : []));
+    const steps = this.keptSteps();
     const distances = steps.map((step) => (step - this.chosen) * direction).filter((distance) => distance > 0);
     const nearest = distances.reduce((a, b) => Math.min(a, b), Infinity);
     return nearest === Infinity ? this.chosen : this.chosen + direction * nearest;
@@ -311,13 +415,6 @@ class Dashboard {
     this.problem.textContent = `The data could not be read: ${error.message}`;
     this.problem.hidden = false;
   }
-}
-
-/** The training steps that all heat maps show, so that a line means the same in each. */
-function stepRange(pictures) {
-  const ends = pictures.flatMap(({ edges, rows }) => [edges.from[0], edges.to[rows - 1]]);
-  const [low, high] = [Math.min(...ends), Math.max(...ends)];
-  return ends.length && high > low ? [low, high] : [0, 1];
 }
 
 export function render() {

@@ -1,7 +1,7 @@
-"""What every combiner shares: the interface the trainer calls, the guards, and the state.
+"""Base class of all combiners: the interface that the trainer calls, the guards, and the state.
 
-A combiner turns K named losses into K coefficients; the update's gradient is always the sum over the losses
-of static weight x coefficient x gradient. How the gradients are obtained is the trainer's business.
+A combiner turns K named losses into K coefficients. The gradient of the update is always the sum over the losses
+of static weight x coefficient x gradient. The trainer decides how to compute the gradients.
 """
 
 import inspect
@@ -9,47 +9,54 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from losses.combiners.gramian import gramian
-from losses.function import require, whole
+from looptape.losses.combiners.numerics.gramian import gramian
+from looptape.losses.convention import require, whole
+
+LARGEST = 1e38  # of a coefficient
 
 
 class Combiner:
-    """Base class: coefficients for K named losses, from state, loss values or gradients.
+    """Base class of combiners: computes coefficients for K named losses from state, loss values or gradients.
 
-    One update of the trainer, in the order of its calls (all but `build` may be traced, also by XLA):
+    The trainer makes these calls in one update, in this order. All but `build` may be traced, also under XLA:
 
         combiner.build(names)                                  # once, eager, in the strategy's scope
         measured = combiner.measure(gradients)                 # if `gradients_every` is 1, or `due()` says so
         c = combiner.coefficients(losses, present, measured)   # pure: reads state, writes none
         total = combiner.total(losses, c)                      # the number to log
-        combiner.allows(losses, present)                       # if `requires_positive`: False ends the run
+        combiner.allows(losses, present)                       # if `requires_positive`: False stops the run
         combiner.advance(losses, present, measured, c)         # once per update, after the finite check
         combiner.advance_after(before, after, present)         # only if `needs_losses_after`
 
-    A subclass writes `propose` (its rule), and if it has state `create` (its variables) and `learn` (how they
-    move). The guards work on the proposal, in this order: it is scaled so that the weights of the present
-    losses sum to their number (`normalize`), averaged with the weights last used (`moving_average`), clipped,
-    taken only every `update_every` updates, and 1 for the first `warmup_steps` updates, in which learned
-    weights stand still while losses are already observed. `freeze()` holds the weights last used, and all
-    state but the update counter, until `unfreeze()`.
+    A subclass implements `propose` (its rule). If it has state, it also implements `create` (its variables) and
+    `learn` (how they change). The guards then modify the proposal, in this order: `normalize` scales it so that the
+    weights of the present losses sum to their number; `moving_average` averages it with the weights last used; `clip`
+    bounds it; `update_every` keeps it for several updates; and `warmup_steps` sets the coefficients to 1 at first.
+    During the warm-up, learned weights do not move, but losses are already recorded. `freeze()` holds the weights last
+    used, and all state except the update counter, until `unfreeze()`.
 
-    An absent loss (`present[k]` False: no valid element in this update) keeps its state. Where coefficients
-    need losses or gradients, it keeps the weight it last had and the others are weighted as if it did not
-    exist; coefficients from state alone are known before anyone is absent, and do not depend on it.
+    An absent loss (`present[k]` is False: no valid element in this update, or a static weight of 0) keeps its state. If
+    the coefficients need losses or gradients, it keeps its last weight, and the others are weighted as if it did not
+    exist.
+    Coefficients that come from state alone do not depend on which losses are absent.
 
     Args:
-        update_every: New weights every so many updates; the last ones are held in between.
-        warmup_steps: Updates with all coefficients 1 before the method begins.
-        moving_average: Share of the old weights in the new, in [0, 1); 0 for none.
+        update_every: Number of updates between new weights.
+        warmup_steps: Number of updates with all coefficients 1 before the method starts.
+        moving_average: Share of the old weights in the new ones, in [0, 1); 0 for none.
         clip: `(low, high)` bounds of each coefficient, or None.
-        normalize: Scale the coefficients to sum to the number of present losses.
+        normalize: Whether to scale the coefficients to sum to the number of present losses.
     """
 
     name = ""
     needs = "weights"  # to know the coefficients: state alone, or this update's "losses", or its "gradients"
     minimum_losses = 1
     needs_losses_after = False
-    requires_positive = False  # logarithms are taken: losses that are not above zero are refused
+    rewrites = False  # other gradients take the place of the losses' own, see `by_gradient.rewriting`
+    in_turns = False  # each update differentiates one loss; `rewrite` makes K gradients of it, `mixture` weights them
+    weighs_losses = False  # its `losses` are the statically weighted ones, as the gradients always are
+    requires_positive = False  # losses that are not above zero are refused
+    positive_because = "takes logarithms of the losses"
     # Made by `build`.
     weights: tf.Variable
     updates: tf.Variable
@@ -72,16 +79,16 @@ class Combiner:
 
     @property
     def gradients_every(self):
-        """Updates between two measurements of the per-loss gradients: 0 never, 1 each update."""
+        """The number of updates between measurements of the per-loss gradients: 0 for never, 1 for every update."""
         return 1 if self.needs == "gradients" else 0
 
     @property
     def variables(self):
-        """Every piece of state, in a fixed order: what a checkpoint saves."""
+        """All state variables in a fixed order, as a checkpoint saves them."""
         return list(self._variables.values())
 
     def build(self, names: Sequence[str]) -> None:
-        """Creates the variables for these losses; nothing when they exist already. Eager, or in a first trace."""
+        """Creates the variables for these losses, unless they exist. Eager, or in a first trace."""
         names, kind = tuple(names), type(self).__name__
         if self.names is not None:
             received = f"This {kind} was built for the losses {list(self.names)}, not {list(names)}"
@@ -104,33 +111,34 @@ class Combiner:
             raise
 
     def measure(self, gradients):
-        """The [K, K] Gramian of K lists of gradients (dense, `tf.IndexedSlices` or None). Pure."""
+        """Returns the [K, K] float64 Gramian of K lists of gradients (dense, `tf.IndexedSlices` or None). Pure."""
         return gramian(gradients)
 
     def due(self):
-        """A bool tensor: does this update's `advance` want `measured`?"""
+        """Returns a bool tensor: whether `advance` needs `measured` in this update."""
         if self.gradients_every <= 1:
             return tf.constant(self.gradients_every == 1)
         return tf.equal(self.updates % self.gradients_every, 0)
 
     def coefficients(self, losses, present, measured):
-        """The [K] float32 coefficients of this update. Reads state, writes none.
+        """Returns the [K] float32 coefficients of this update. Reads state and writes none.
 
-        `losses` are the [K] unweighted values (None allowed if `needs` is "weights"), `present` [K] bool or
-        None for all, `measured` the result of `measure` on the statically weighted gradients, or None.
+        `losses` are the [K] values, statically weighted if `weighs_losses` (None is allowed if `needs` is "weights").
+        `present` is [K] bool, or None for all. `measured` is the result of `measure` on the statically weighted
+        gradients, or None.
         """
         present = self._mask(present)
         return self._weights_now(self._clean(losses, present), present, measured)
 
     def total(self, losses, coefficients, static=None, present=None):
-        """The scalar that is optimised, for the log. `static`: the [K] static weights, if there are any."""
+        """Returns the optimised scalar, for the log. `static` are the [K] static weights, or None."""
         losses = self._clean(losses, self._mask(present))
         return tf.reduce_sum(self._static(static, present) * coefficients * losses)
 
     def advance(self, losses, present, measured, used=None) -> None:
-        """Moves the state by one update. Arguments as for `coefficients`, the same on every replica.
+        """Advances the state by one update. Arguments as for `coefficients`, the same on every replica.
 
-        `used` are the coefficients of this update; left out, they are computed once more.
+        `used` are the coefficients of this update; None recomputes them.
         """
         present = self._mask(present)
         losses = self._clean(losses, present)
@@ -140,22 +148,43 @@ class Combiner:
         self.updates.assign_add(1)
 
     def advance_after(self, losses_before, losses_after, present) -> None:
-        """Moves the state by the losses before and after the update, on the same data. For FAMO only."""
+        """Advances the state from the losses before and after the update, on the same data. For FAMO only."""
         raise NotImplementedError(f"{type(self).__name__} does not use the losses after the update.")
 
+    def build_buffers(self, gradients) -> None:
+        """Creates the state that has the shapes of one loss's gradients. Called only if `rewrites`."""
+        return
+
+    def rewrite(self, gradients, losses, present):
+        """Returns K lists of gradients that replace the losses' own, and the argument of `remember`.
+
+        Pure; called only if `rewrites`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not rewrite gradients.")
+
+    def remember(self, kept) -> None:
+        """Stores what `rewrite` kept, after the finite check. Called only if `rewrites` and something was kept."""
+        return
+
     def allows(self, losses, present):
-        """A bool tensor: can all present losses be taken? NaN can: it is the finite check's business. Traced."""
+        """Returns a bool tensor: whether all present losses are allowed. Traced.
+
+        NaN is allowed here; the finite check handles it.
+        """
         heights = self.above(tf.cast(losses, tf.float32))
         # Not `~(heights <= 0)`: TensorFlow's graph optimizer makes `heights > 0` of it, which NaN is not.
         taken = (heights > 0) | tf.math.is_nan(heights) | ~present
         return tf.reduce_all(taken) | (not self.requires_positive)
 
     def above(self, losses):
-        """[K] what logarithms are taken of: the losses, or how far they are above their lower bounds."""
+        """Returns the [K] arguments of the logarithms: the losses, or their distance from their lower bounds."""
         return losses
 
     def validate(self, losses, present=None) -> None:
-        """Raises if a loss value is not allowed, and names it. Eager, on the host: K numbers (None where absent)."""
+        """Raises an error that names the losses whose values are not allowed. Eager.
+
+        `losses` are K numbers, None where absent.
+        """
         present = [True] * len(self.names) if present is None else present
         known = tf.constant([float(v) if p else 1.0 for v, p in zip(losses, present, strict=True)])
         if bool(self.allows(known, tf.constant(present))):
@@ -163,27 +192,27 @@ class Combiner:
         heights = zip(self.names, known.numpy().tolist(), self.above(known).numpy(), present, strict=True)
         bad = {name: value for name, value, height, there in heights if there and height <= 0}
         kinds = [cls.__name__ for cls in self.exported() if not cls.requires_positive]
-        received = f"{type(self).__name__} takes logarithms of the losses, but got {bad}"
+        received = f"{type(self).__name__} {self.positive_because}, but got {bad}"
         advice = f"Shift or square these losses, or choose a combiner without logarithms: {', '.join(kinds)}."
         require(False, received, f"given losses above {self.bound()}", advice)
 
     def bound(self):
-        """What the losses must be above, in words."""
+        """Returns the lower bound of the losses in words."""
         return "zero"
 
     @staticmethod
     def exported():
-        """All combiners, for errors that name the choices."""
-        from losses.combiners.names import exported  # it imports the package
+        """Returns all combiner classes, for errors that list the choices."""
+        from looptape.losses.combiners.names import exported  # it imports the package
 
         return exported()
 
     def freeze(self) -> None:
-        """Holds the weights last used from the next update on. Eager or traced; no retrace."""
+        """Keeps the weights last used, starting with the next update. Eager or traced; does not retrace."""
         self.frozen.assign(True)
 
     def unfreeze(self) -> None:
-        """Lets the weights move again."""
+        """Lets the weights change again."""
         self.frozen.assign(False)
 
     def get_config(self):
@@ -197,7 +226,7 @@ class Combiner:
 
     @classmethod
     def arguments(cls):
-        """The names of all constructor arguments, those of the guards included."""
+        """Returns the names of all constructor arguments, including those of the guards."""
         names = []
         for owner in cls.__mro__:
             if "__init__" in vars(owner):
@@ -207,35 +236,35 @@ class Combiner:
                     break
         return list(dict.fromkeys(names))
 
-    # What a subclass writes.
+    # What a subclass implements.
 
     def propose(self, losses, present, measured):
-        """The method's [K] weights before the guards. Pure; `losses` is 1 where absent."""
+        """Returns the method's [K] weights before the guards. Pure; `losses` is 1 where absent."""
         raise NotImplementedError
 
     def create(self, count) -> None:
-        """Makes the method's own variables with `self.add`."""
+        """Creates the method's own variables with `self.add`."""
         return
 
     def learn(self, losses, present, measured) -> None:
-        """Assigns the method's own variables; `moving` and `observing` say which may move."""
+        """Assigns the method's own variables. `moving` and `observing` return which may change."""
         return
 
     # Helpers.
 
     def add(self, name, value, dtype=tf.float32):
-        """Makes one variable of the state, equal on all replicas, as the attribute `name`."""
+        """Creates one state variable, equal on all replicas, as the attribute `name`."""
         same = tf.VariableAggregation.ONLY_FIRST_REPLICA
         self._variables[name] = tf.Variable(value, trainable=False, dtype=dtype, name=name, aggregation=same)
         setattr(self, name, self._variables[name])
 
     def moving(self, present):
-        """[K] bool: the losses whose learned weights may move now (present, not frozen, past the warm-up)."""
+        """Returns [K] bool: the losses whose learned weights may change now (present, not frozen, past the warm-up)."""
         past = self.updates >= self.warmup_steps if self.warmup_steps else True
         return present & past & ~self.frozen
 
     def observing(self, present):
-        """[K] bool: the losses whose values may be recorded now (present, not frozen)."""
+        """Returns [K] bool: the losses whose values may be recorded now (present, not frozen)."""
         return present & ~self.frozen
 
     def _build_state(self):
@@ -258,7 +287,7 @@ class Combiner:
     def _weights_now(self, losses, present, measured):
         if self.needs == "weights":
             present = self._mask(None)
-        return self._guard(self.propose(losses, present, measured), present)
+        return self._guard(single(self.propose(losses, present, measured)), present)
 
     def _guard(self, proposed, present):
         weights = self._bound(proposed, present, self.weights)
@@ -270,12 +299,19 @@ class Combiner:
     def _after_warmup(self, weights):
         return tf.where(self.updates < self.warmup_steps, 1.0, weights) if self.warmup_steps else weights
 
+    def _scaled(self, weights, present):
+        return normalized(weights, present) if self.normalize else weights
+
     def _bound(self, weights, present, old):
-        if self.normalize:
-            weights = normalized(weights, present)
+        weights = self._scaled(weights, present)
         if self.moving_average:
             weights = self.moving_average * old + (1.0 - self.moving_average) * weights
         return weights if self.clip is None else tf.clip_by_value(weights, *self.clip)
+
+
+def single(weights):
+    """Casts weights to float32, clipped to its range."""
+    return tf.cast(tf.clip_by_value(weights, -LARGEST, LARGEST), tf.float32) if weights.dtype != tf.float32 else weights
 
 
 def normalized(weights, present):

@@ -1,18 +1,18 @@
-"""A combiner by its name, for flags."""
+"""Finds a combiner by its name, for flags."""
 
 import difflib
 import inspect
 
 
 def combiner_from_name(name, **arguments):
-    """A new combiner, e.g. for `--combiner=gradnorm --combiner_args=alpha=1.5`.
+    """Returns a new combiner by its name, e.g. for `--combiner=gradnorm --combiner_args=alpha=1.5`.
 
-    Every combiner that `losses.combiners` exports is found. Case, "_" and "-" do not matter.
+    It knows every combiner that `losses.combiners` exports. Case, "_" and "-" do not matter.
 
     >>> combiner_from_name("GradNorm", alpha=0.5).alpha
     0.5
     """
-    classes = {cls.name: cls for cls in exported()}
+    classes = {cls.name: cls for cls in sorted(exported(), key=lambda cls: cls.name)}
     known = {plain(key): cls for key, cls in classes.items()}
     if plain(name) not in known:
         hint = nearest(name, list(classes))
@@ -37,18 +37,18 @@ def combiner_from_name(name, **arguments):
 
 def exported():
     """The combiner classes that the package exports."""
-    from losses import combiners  # the package imports this module
+    from looptape.losses import combiners  # the package imports this module
 
     values = [getattr(combiners, name) for name in combiners.__all__]
     return [v for v in values if inspect.isclass(v) and issubclass(v, combiners.Combiner) and v.name]
 
 
 def plain(name):
-    """The name without case, "_" and "-", under which combiners are found."""
+    """Returns the name in lower case without "_" and "-"."""
     return str(name).lower().replace("_", "").replace("-", "")
 
 
 def nearest(name, choices):
-    """A suggestion, or nothing if no choice is near."""
+    """Returns a suggestion, or "" if no choice is close."""
     found = difflib.get_close_matches(str(name).lower(), choices, n=1)
     return f" did you mean {found[0]!r}?" if found else ""

@@ -114,6 +114,6 @@ def entry_point(scratch):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: looptape\nVersion: 0\n")
     (folder / "entry_points.txt").write_text(
-        "[tensorboard_plugins]\ngradient_flow = dashboard.plugin:GradientFlowLoader\n"
+        "[tensorboard_plugins]\ngradient_flow = looptape.dashboard.plugin:GradientFlowLoader\n"
     )
     return [str(folder.parent)]

@@ -6,7 +6,7 @@ import numpy as np
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from dashboard import metadata
+from looptape.dashboard import metadata
 
 
 class RunWriter:

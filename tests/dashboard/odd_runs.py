@@ -4,7 +4,7 @@ import numpy as np
 from tensorboard.compat.proto import summary_pb2
 from tensorboard.util import tensor_util
 
-from dashboard import metadata
+from looptape.dashboard import metadata
 from tests.dashboard.event_files import RunWriter
 
 LONG_ROWS, LONG_TIME = 1_500, 6
@@ -82,6 +82,9 @@ def _write_foreign(directory):
         garbage = metadata.summary_metadata("vector", "lstm", "state")
         garbage.plugin_data.content = b"\xff\x00"
         writer.write(1, [_value("timestep/lstm/garbage", np.float32([1]), garbage)])
+        nested = metadata.summary_metadata("vector", "lstm", "state")
+        nested.plugin_data.content = b"[" * 100_000
+        writer.write(1, [_value("timestep/lstm/nested", np.float32([1]), nested)])
         texts = metadata.summary_metadata("vector", "lstm", "texts")
         writer.write(1, [_value("timestep/lstm/texts", np.array([b"a"], dtype=object), texts)])
         writer.write(1, [summary_pb2.Summary.Value(tag="loss/total", simple_value=0.5)])

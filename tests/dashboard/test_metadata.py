@@ -9,7 +9,7 @@ import pytest
 from tensorboard.compat.proto import summary_pb2
 from tensorboard.util import tensor_util
 
-from dashboard import metadata
+from looptape.dashboard import metadata
 
 
 def test_row_tells_padding_nan_and_inf_apart():
@@ -127,9 +127,25 @@ def test_wrong_arguments_are_named():
 
 def test_the_package_imports_neither_tensorflow_nor_keras_nor_ours():
     code = (
-        "import sys, json, dashboard.metadata, dashboard.plugin;"
+        "import sys, json, looptape.dashboard.metadata, looptape.dashboard.plugin;"
         "unwanted = {'tensorflow', 'keras', 'trainer', 'losses', 'models', 'experiments'};"
         "print(json.dumps(sorted(unwanted & set(sys.modules))))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert json.loads(out.stdout) == []
+
+
+def test_the_total_loss_of_each_minimizer():
+    """Known by their gradient norms; a slash in the name of a loss makes no minimizer."""
+    one = ["loss/a/kl", "loss/error", "loss/total", "optimizer/gradient_norm/global", "optimizer/gradient_norm/a/kl"]
+    assert metadata.total_loss_tags(one) == {"": "loss/total"}
+    assert metadata.total_loss_tags(["loss/error", "optimizer/gradient_norm/global"]) == {"": "loss/error"}
+    both = [f"optimizer/gradient_norm/{name}/global" for name in ("g", "d")]
+    gan = ["loss/d/fake", "loss/d/real", "loss/d/total", "loss/g/fooling", *both]
+    assert metadata.total_loss_tags(gan) == {"d": "loss/d/total", "g": "loss/g/fooling"}
+    assert metadata.total_loss_tags([*gan, "loss/penalty"]) == {
+        "": "loss/penalty",
+        "d": "loss/d/total",
+        "g": "loss/g/fooling",
+    }
+    assert metadata.total_loss_tags(["loss/a", "loss/b", "accuracy"]) == {}

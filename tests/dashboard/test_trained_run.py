@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dashboard import metadata
-from experiments import adding_problem, launch
-from tests.dashboard import boards, browsing
-from trainer import Trainer, writer
+from looptape import launch
+from looptape.dashboard import metadata
+from looptape.experiments import adding_problem
+from looptape.trainer import Trainer
+from looptape.trainer.summaries import event_writer
+from tests.dashboard import boards
+from tests.dashboard.browser import browsing
 
 LENGTH, EVERY, STEPS = 12, 4, 20
-ROWS = list(range(EVERY, STEPS + 1, EVERY))
-AXES = {"time_steps": LENGTH, "steps": (EVERY / 2, STEPS + EVERY / 2)}
+ROWS = [1, 2, *range(EVERY, STEPS + 1, EVERY)]
+AXES = {"time_steps": LENGTH, "steps": (0, STEPS + EVERY / 2)}
 LAUNCHED, WRITTEN = "launched/train", "written/train"
 
 
@@ -73,7 +76,7 @@ def page(board, tmp_path_factory):
 def logged(logdir, run, quantity):
     """({layer}, [rows, time]) of a quantity, as the event files have it."""
     layers, rows = set(), []
-    for _, value in writer.read(str(logdir / run)):
+    for _, value in event_writer.read(str(logdir / run)):
         content = metadata.parse_content(value.metadata.plugin_data.content)
         if content and content["kind"] == metadata.VECTOR and content["quantity"] == quantity:
             layers.add(content["layer"])
@@ -84,16 +87,18 @@ def logged(logdir, run, quantity):
 @pytest.mark.browser
 def test_the_page_shows_what_the_updates_found(runs, page):
     logdir, trainer = runs
-    page.open(tiles=2, runs=[LAUNCHED, WRITTEN])
+    page.open(tiles=2, mode="absolute", runs=[LAUNCHED, WRITTEN])
+    together = "layer 1: gru / lstm"  # matched by their place
     for run in (LAUNCHED, WRITTEN):
         (layer,), states = logged(logdir, run, "state")
         assert states.shape == (len(ROWS), LENGTH)
         for row, column in ((0, 0), (2, 5), (4, LENGTH - 1)):
-            page.point(run, layer, column, ROWS[row], **AXES)
+            assert layer in together
+            page.point(run, together, column, ROWS[row], **AXES)
             value, place, name = page.tooltip()
             assert (place, name) == (f"t = {column}, step {ROWS[row]}", run)
             assert float(value) == pytest.approx(states[row, column], rel=1e-3)
-    np.testing.assert_array_equal(states[-1], trainer.timesteps.latest["lstm"]["state"])
+    np.testing.assert_array_equal(states[-1], trainer._engine.timesteps.latest["lstm"]["state"])
     assert page.texts(".note") == [f"{len(ROWS)} of {len(ROWS)} logged steps kept, merged by max"] * 2
     assert page.problems() == []
 
@@ -118,15 +123,31 @@ def ask(board, route):
 def test_the_tabs_that_tensorboard_has_show_the_run_too(board):
     scalars = ask(board, "scalars/tags")
     assert {"loss/total", "loss/squared", "loss_weight/absolute", "loss_share/squared"} <= set(scalars[WRITTEN])
-    assert {"timestep/lstm/horizon", "timestep/lstm/median_gain", "gradient_norm/squared"} <= set(scalars[WRITTEN])
+    assert {"timestep/lstm/horizon", "timestep/lstm/median_gain", "optimizer/gradient_norm/squared"} <= set(
+        scalars[WRITTEN]
+    )
     assert "loss/error" in scalars["launched/eval"]
     assert any(tag.endswith("/heatmap") for tag in ask(board, "images/tags")[LAUNCHED])
     texts = ask(board, "text/tags")
     assert any(texts[run] for run in texts if run.startswith("launched"))
     points = ask(board, f"scalars/scalars?run={WRITTEN.replace('/', '%2F')}&tag=loss%2Ftotal")
-    assert [step for _, step, _ in points] == ROWS
+    assert [step for _, step, _ in points] == ROWS[2:]
 
 
 def test_the_losses_of_a_run_are_on_one_chart(board):
     layout = json.dumps(ask(board, "custom_scalars/layout"))
     assert "loss/" in layout and "loss_weight/" in layout
+
+
+def test_the_trainer_reports_its_own_run(runs):
+    logdir, trainer = runs
+    alone, both = trainer.report(), trainer.report(logdir / "written", logdir / "launched")
+    assert "<h1>written</h1>" in alone.html and "<h1>written, launched</h1>" in both.html
+    assert "lstm: " in alone.html
+
+
+def test_a_trainer_without_a_workdir_says_where_a_report_comes_from():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    trainer = Trainer(model, "sgd", {"error": keras.losses.MeanSquaredError()})
+    with pytest.raises(ValueError, match=r"had a `workdir`; a report is made from its files. Pass `fit\(workdir"):
+        trainer.report()

@@ -1,12 +1,13 @@
 """What is trained on one device, on two, and in two processes, to be compared."""
 
+import time
+
 import keras
 import numpy as np
 import tensorflow as tf
 
-import losses
+from looptape import IndexedData, ShardedData, Trainer, losses
 from tests.trainer.tools import dataset
-from trainer import Trainer
 
 UPDATES = 40
 RNG = np.random.default_rng(3)
@@ -42,6 +43,18 @@ class Two(Trainer):
             "second": tf.abs(error[:, 1]) + 0.1,
             "mean": 0.1 * tf.reduce_mean(error),
         }
+
+
+class Rounded(Two):
+    """Sends gradients of 8 significant bits."""
+
+    communication_dtype = "bfloat16"
+
+
+class ByTensorFlow(Two):
+    """Sums gradients by TensorFlow's collective operations."""
+
+    communication = "tensorflow"
 
 
 class Counted(keras.metrics.Metric):
@@ -82,6 +95,57 @@ def broken():
     return batched(12, x).repeat()
 
 
+def by_index(x=X, **options):
+    """Endless in training; batches of 13, 13 and 10 examples in each pass."""
+    arrays = [tf.constant(array) for array in (x, Y, MASK)]
+    return IndexedData(36, lambda index: tuple(array[index] for array in arrays), **{"batch_size": 13, **options})
+
+
+def hanging(rank, path):
+    """As `by_index`; the second worker leaves a file and waits for ever when it makes its 60th example."""
+    made = []
+
+    def late(value):
+        made.append(value)
+        if rank == 1 and len(made) == 60:
+            open(path, "w").close()
+            time.sleep(3600)
+        return value
+
+    data = by_index(num_parallel_calls=1)
+    function = data.function
+    data.function = lambda index: function(tf.ensure_shape(tf.numpy_function(late, [index], tf.int64), []))
+    return data
+
+
+def sharded():
+    """Batches of 5 of every n-th example, each worker's in an order of its own; of two workers, 18 examples each."""
+
+    def shard(rank, workers):
+        tf.random.set_seed(4)  # a part of what a shuffle is seeded with
+        data = tf.data.Dataset.from_tensor_slices((X, Y, MASK)).shard(workers, rank)
+        return data.shuffle(36, seed=rank).batch(5)
+
+    return ShardedData(shard)
+
+
+def unseeded():
+    """Batches that nobody can save the position of, and that differ from process to process."""
+    rng = np.random.default_rng()
+
+    def shuffled():
+        while True:
+            rows = rng.permutation(36)[:13]
+            yield X[rows], Y[rows], MASK[rows]
+
+    return shuffled
+
+
+def ending(passes):
+    """Batches whose number nobody knows before: three in each of so many passes."""
+    return batched(13).repeat(passes).filter(lambda *_: True)
+
+
 def held_out():
     return batched(13)
 
@@ -103,6 +167,20 @@ CASES = {
     # Of processes only:
     "everything": {"optimizer": adam, "accumulation_steps": 2, "ema_decay": 0.9, "model": normalized, "clip_norm": 1.0},
     "other data": {},
+    "unseeded": {"steps_per_call": 2},
+    "indexed": {"optimizer": adam, "accumulation_steps": 2, "ema_decay": 0.9},
+    "other index": {},
+    "other example": {"steps_per_call": 1},
+    "ends earlier": {"steps_per_call": 5},
+    "evaluates fewer": {},
+    "evaluates other": {},
+    "waiting": {"optimizer": adam, "steps_per_call": 7},
+    "by tensorflow": {"optimizer": adam, "cls": ByTensorFlow},
+    "differing": {},
+    # Batches of two rows: of three workers one gets none, of four two.
+    "few": {"optimizer": adam, "accumulation_steps": 2, "steps_per_call": 5},
+    "sharded": {"optimizer": adam},
+    "bfloat16": {"optimizer": adam, "cls": Rounded},
     "nan": {"optimizer": adam, "model": normalized},
 }
-REPLICATED = list(CASES)[:-3]
+REPLICATED = list(CASES)[: list(CASES).index("everything")]

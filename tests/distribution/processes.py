@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from experiments import tf_config
-from experiments.cluster import kept_ports
+from looptape.experiments.cluster import tf_config
+from looptape.experiments.cluster.local import kept_ports
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LIMIT = 240  # seconds for any of them, on a busy machine

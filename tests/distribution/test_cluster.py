@@ -10,17 +10,17 @@ import time
 
 import pytest
 
-from experiments import cluster, joining, tf_config
-from experiments.verifying import compare
+from looptape.experiments.cluster import joining, local, tf_config
+from looptape.experiments.launch.verify_resume import compare
+from looptape.trainer.distribution.workers import WorkerLost
 from tests.distribution import processes
-from trainer.workers import WorkerLost
 
 ALIVE = "import os, sys, time, json, signal; open(os.environ['LOOPTAPE_HEARTBEAT'], 'w').write('7'); "
 RANK = "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']; "
 
 
 def launch(*options, code, **popen):
-    command = [sys.executable, "-m", "experiments.cluster", *options, "--", sys.executable, "-c", code]
+    command = [sys.executable, "-m", "looptape", "cluster", *options, "--", sys.executable, "-c", code]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=processes.variables(), **pipes, **popen)
 
@@ -61,7 +61,7 @@ def test_a_loss_starts_all_again_and_names_rank_and_step(tmp_path):
     assert status == 0, err
     assert time.monotonic() - begun < 150, "worker 0 was killed, not waited for"
     assert "worker 1 ended after step 7 with code 137 (SIGKILL)" in err
-    assert "all workers are started again (1 of at most 3)" in err
+    assert "restarting all workers (1 of at most 3)" in err
     assert "done 0" in out and "done 1" in (tmp_path / "worker-1.log").read_text()
 
 
@@ -91,12 +91,12 @@ def test_ports_are_kept_for_the_workers():
 def test_new_starts_have_a_limit():
     # Both end by themselves, in whatever order: who is still there after the grace is killed, and counts as lost.
     status, _, err = ended(launch("--workers=2", "--restarts=2", "--grace_seconds=20", code=ALIVE + "sys.exit(3)"))
-    assert status == 3 and err.count("are started again") == 2 and "given up after 2 new starts" in err
+    assert status == 3 and err.count("restarting all workers") == 2 and "gave up after 2 restarts" in err
 
 
 def test_wrong_flags_are_not_tried_again():
     status, _, err = ended(launch("--workers=2", code=ALIVE + "print('--x is no flag'); sys.exit(2)"))
-    assert status == 2 and "started again" not in err and "say why" in err
+    assert status == 2 and "restarting" not in err and "say why" in err
 
 
 def test_a_worker_that_does_not_find_the_others_ends_the_start_at_its_deadline():
@@ -107,7 +107,7 @@ def test_a_worker_that_does_not_find_the_others_ends_the_start_at_its_deadline()
     status, _, err = ended(launch("--workers=2", "--start_seconds=2", "--restarts=0", code=code))
     assert status in (75, 137) and 2 <= time.monotonic() - begun < 150
     # Worker 0 may be slow to start, too; the seconds are those at which somebody looked.
-    assert re.search(r"workers \[(0, )?1\] had not found the others after \d+ s", err), err
+    assert re.search(r"workers \[(0, )?1\] had not connected to the others after \d+ s", err), err
 
 
 def test_workers_that_hang_are_killed():
@@ -128,7 +128,7 @@ def test_signals_go_to_all_workers(tmp_path, stubborn):
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     status, _, err = ended(process)
-    assert status == 143 and "started again" not in err
+    assert status == 143 and "restarting" not in err
     assert [("stopped" in log.read_text()) for log in logs] == [not stubborn] * 2
     assert ("1 s after SIGTERM to all" in err) == stubborn
 
@@ -147,15 +147,15 @@ WRONG = {
 def test_bad_input_of_the_launcher(name, capsys):
     arguments, message = WRONG[name]
     with pytest.raises(SystemExit) as error:
-        cluster.parse(arguments)
+        local.parse(arguments)
     assert error.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_a_command_that_is_not_there(capsys, tmp_path):
     kept = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
-        options, command = cluster.parse(["--workers=2", f"--logs={tmp_path}", "--", "/nowhere/python"])
-        assert cluster.run(options, command) == 127
+        options, command = local.parse(["--workers=2", f"--logs={tmp_path}", "--", "/nowhere/python"])
+        assert local.run(options, command) == 127
     finally:
         for number, handler in zip((signal.SIGTERM, signal.SIGINT), kept, strict=True):
             signal.signal(number, handler)
@@ -164,9 +164,9 @@ def test_a_command_that_is_not_there(capsys, tmp_path):
 
 def test_an_experiment_gets_the_strategy_unless_it_has_one():
     command = ["python", "-m", "experiments.adding_problem"]
-    assert cluster.parse(["--workers=2", "--", *command])[1] == [*command, "--strategy=multi_worker"]
+    assert local.parse(["--workers=2", "--", *command])[1] == [*command, "--strategy=multi_worker"]
     own = [*command, "--strategy=none"]
-    assert cluster.parse(["--workers=2", "--", *own])[1] == own
+    assert local.parse(["--workers=2", "--", *own])[1] == own
 
 
 GOOD = tf_config.make(["a:1", "b:2"], 1)
@@ -250,7 +250,7 @@ def test_a_missing_worker_ends_the_wait(program, tmp_path):
         begun = time.monotonic()
         assert processes.wait(both[:1], 90)[0] not in (None, 0)
         assert time.monotonic() - begun < 60
-    assert "worker 0 of 2 waits for the others, 8 s at most" in processes.log(tmp_path, 0)
+    assert "worker 0 of 2 waits up to 8 s for the others" in processes.log(tmp_path, 0)
 
 
 @pytest.mark.long
@@ -263,7 +263,7 @@ def test_a_killed_worker_of_an_experiment_is_started_again_and_the_result_is_bit
 
     def run(name, kill):
         logs = tmp_path / name / "logs"
-        command = [sys.executable, "-m", "experiments.cluster", "--workers=2", f"--logs={logs}", "--"]
+        command = [sys.executable, "-m", "looptape", "cluster", "--workers=2", f"--logs={logs}", "--"]
         command += [sys.executable, "-m", "experiments.adding_problem", *flags, f"--workdir={tmp_path / name / 'run'}"]
         process = subprocess.Popen(command, env=processes.variables(), stderr=subprocess.PIPE, text=True)
         if kill:
@@ -273,7 +273,7 @@ def test_a_killed_worker_of_an_experiment_is_started_again_and_the_result_is_bit
         return err
 
     run("whole", False)
-    assert "all workers are started again (1 of at most 3)" in run("killed", True)
+    assert "restarting all workers (1 of at most 3)" in run("killed", True)
     assert compare(*(str(tmp_path / name / "run" / "checkpoints") for name in ("whole", "killed"))) == []
 
 

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import losses
-from losses.combiners.names import exported
+from looptape import losses
+from looptape.losses.combiners.names import exported
+from looptape.trainer import Trainer
+from looptape.trainer.checkpoints import store as checkpoints
+from looptape.trainer.data import batches
+from looptape.trainer.optim import loss_scale
 from tests.distribution.cases import (
     CASES,
     MASK,
@@ -25,7 +29,6 @@ from tests.distribution.cases import (
     small_model,
 )
 from tests.trainer.tools import assert_identical_weights, assert_same_weights, dataset, mse, read_events
-from trainer import Trainer, batches, scaling
 
 
 @pytest.mark.parametrize(
@@ -37,11 +40,11 @@ def test_two_devices_equal_one(name, two_devices):
     passes = -(-UPDATES // -(-3 // CASES[name].get("accumulation_steps", 1)))
     evaluated = {"eval_dataset": batched(13)} if name == "sgd" else {}
     first, second = (t.fit(batched(13), epochs=passes, progress=False, **evaluated).history for t in (one, two))
-    assert one.host_step == two.host_step >= UPDATES and two.calls.skipped == 0
-    assert two.optimizer.iterations.numpy() == one.optimizer.iterations.numpy() == one.host_step
+    assert one._engine.counters.step == two._engine.counters.step >= UPDATES and two._engine.counters.skips.total == 0
+    assert two.optimizer.iterations.numpy() == one.optimizer.iterations.numpy() == one._engine.counters.step
     assert_same_weights(one.model, two.model)
     _assert_equal_copies(two, two_devices)
-    for mean, other in zip(one.main.averages, two.main.averages, strict=True):
+    for mean, other in zip(*(t._engine.main.pipeline.averages or [] for t in (one, two)), strict=True):
         np.testing.assert_allclose(mean.numpy(), other.numpy(), atol=1e-6)
     for key, values in first.items():
         np.testing.assert_allclose(second[key], values, rtol=2e-5, err_msg=key)
@@ -86,7 +89,7 @@ def test_an_empty_replica_and_a_short_accumulation_change_nothing(two_devices):
         return trainer, trainer.fit(data, epochs=20, progress=False).history
 
     (one, first), (two, second) = run(None), run(two_devices)
-    assert two.host_step == 40 and two.calls.skipped == 0
+    assert two._engine.counters.step == 40 and two._engine.counters.skips.total == 0
     assert_same_weights(one.model, two.model)
     for key, values in first.items():
         np.testing.assert_allclose(second[key], values, rtol=2e-5, err_msg=key)
@@ -138,11 +141,15 @@ def test_a_nan_on_the_second_device_only_changes_nothing_anywhere(two_devices):
     for metric in trainer.metrics.values():
         metric.reset_state()
     trainer.fit(dataset(bad, Y[:12], MASK[:12], batch=12).repeat(), steps=4, progress=False)
-    assert (trainer.calls.skipped, trainer.host_step, trainer.optimizer.iterations.numpy()) == (1, 4, 3)
+    assert (
+        trainer._engine.counters.skips.total,
+        trainer._engine.counters.step,
+        trainer.optimizer.iterations.numpy(),
+    ) == (1, 4, 3)
     for old, new in zip(before[:-2], state()[:-2], strict=True):
         np.testing.assert_array_equal(old, new)
     trainer.fit(data, epochs=2, progress=False)  # and on it goes
-    assert trainer.calls.skipped == 1 and trainer.host_step == 7
+    assert trainer._engine.counters.skips.total == 1 and trainer._engine.counters.step == 7
 
 
 def half_precision():
@@ -160,12 +167,12 @@ def test_the_loss_scale_falls_until_updates_are_finite_and_these_equal_one_devic
         trainer = made(strategy, model=half_precision, optimizer=lambda: keras.optimizers.SGD(0.001))
         before = [weight.numpy() for weight in trainer.model.trainable_variables]
         data = batched(36).repeat()  # the same in each update, so that a skipped one only comes later
-        while trainer.optimizer.iterations.numpy() < 20 and trainer.host_step < 60:
+        while trainer.optimizer.iterations.numpy() < 20 and trainer._engine.counters.step < 60:
             missing = 20 - int(trainer.optimizer.iterations.numpy())
-            trainer.fit(data, steps=trainer.host_step + missing, progress=False)
-        scale, skipped = trainer.loss_scale.value().numpy(), trainer.calls.skipped
+            trainer.fit(data, steps=trainer._engine.counters.step + missing, progress=False)
+        scale, skipped = trainer._engine.loss_scale.value().numpy(), trainer._engine.counters.skips.total
         assert 1 <= skipped <= 15, "the first scale was not too large, or none was small enough"
-        assert (trainer.host_step, scale) == (20 + skipped, scaling.INITIAL / 2.0**skipped)
+        assert (trainer._engine.counters.step, scale) == (20 + skipped, loss_scale.INITIAL / 2.0**skipped)
         trained.append(trainer)
     one, two = trained
     pairs = zip(before, one.model.trainable_variables, strict=True)
@@ -193,7 +200,7 @@ def test_early_stopping_stops_at_the_same_step_and_restores_the_best_weights(two
             np.testing.assert_array_equal(weight, kept)
         found.append((trainer, [value for value, _ in seen]))
     (one, first), (two, second) = found
-    assert one.host_step == two.host_step == 3 * len(first)
+    assert one._engine.counters.step == two._engine.counters.step == 3 * len(first)
     np.testing.assert_allclose(first, second, rtol=2e-5)
     assert_same_weights(one.model, two.model)
     _assert_equal_copies(two, two_devices)
@@ -228,7 +235,11 @@ def test_restore_goes_back_on_both_devices_and_on_with_the_data_that_come_then(t
     trainer.fit(data, steps=10, checkpoint_every=4, workdir=tmp_path, progress=False)
     oracle, good = made(None, optimizer=lambda: keras.optimizers.Adam(0.003)), _with_nan_in_the_last_row()
     oracle.fit(good.take(4).concatenate(good.skip(8)), steps=10, progress=False)
-    assert (trainer.host_step, trainer.restores, trainer.optimizer.iterations.numpy()) == (10, 1, 10)
+    assert (trainer._engine.counters.step, trainer._engine.counters.restores, trainer.optimizer.iterations.numpy()) == (
+        10,
+        1,
+        10,
+    )
     assert_same_weights(trainer.model, oracle.model)
     _assert_equal_copies(trainer, two_devices)
 
@@ -289,12 +300,24 @@ def test_probes_report_the_examples_of_all_devices(two_devices, tmp_path):
         for tag in ("state", "hidden", "cell", "input", "gain", "loss_share/masked"):
             name = f"timestep/lstm/{tag}"
             np.testing.assert_allclose(left[name], right[name], rtol=1e-4, atol=1e-6, err_msg=tag)
-        for name in (n for n in left if n.startswith(("gradient_norm", "gradient_cosine"))):
+        for name in (n for n in left if n.startswith(("optimizer/gradient_norm", "optimizer/gradient_cosine"))):
             assert left[name] == pytest.approx(right[name], rel=1e-4, abs=1e-6), name
     batch = (X[:7], Y[:7], MASK[:7])
     left, right = (t.timestep_gradients(batch, per_example=True)["lstm"]["state"] for t in (one, two))
     assert left.shape == (7, 5)
     np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
+
+
+def test_a_checkpoint_holds_the_same_pieces_for_any_number_of_devices(two_devices, tmp_path):
+    """Nothing twice: each replica's trace captures its own part of a variable that all of them share."""
+    for name, strategy in (("one", None), ("two", two_devices)):
+        trainer = made(strategy, ema_decay=0.9)
+        trainer.fit(shuffled(), steps=1, workdir=tmp_path / name, progress=False)
+    one, two = (
+        checkpoints.Store(str(tmp_path / name / "checkpoints")).newest()[1]["contents"] for name in ("one", "two")
+    )
+    assert sorted(one) == sorted(two)
+    assert not [piece for piece in two if piece.startswith(checkpoints.OUTSIDE)]
 
 
 @pytest.mark.long
@@ -311,7 +334,7 @@ def test_resume_on_the_same_and_on_another_number_of_devices(two_devices, tmp_pa
     run(two_devices, 15, "both")
     shutil.copytree(tmp_path / "both", tmp_path / "fewer")
     again = run(two_devices, 40, "both")
-    assert again.host_step == 40
+    assert again._engine.counters.step == 40
     assert_identical_weights(whole.model, again.model)
     for left, right in zip(whole.optimizer.variables, again.optimizer.variables, strict=True):
         np.testing.assert_array_equal(left, right)
@@ -321,9 +344,9 @@ def test_resume_on_the_same_and_on_another_number_of_devices(two_devices, tmp_pa
     rows = [dict(read_events(tmp_path / name / "train"))[40] for name in ("both", "fewer", "more")]
     for trainer, row in zip((fewer, more), rows[1:], strict=True):
         assert_same_weights(whole.model, trainer.model)
-        for name in ("mae", "count", "loss/masked", "spread"):
+        for name in ("metrics/mae", "metrics/count", "loss/masked", "metrics/spread"):
             assert row[name] == pytest.approx(rows[0][name], rel=1e-5), name
-    assert rows[0]["count"] == 25 * 26
+    assert rows[0]["metrics/count"] == 25 * 26
 
 
 def test_rows_of_ragged_and_sparse_parts_are_divided_too():
@@ -357,12 +380,6 @@ def test_a_strategy_that_comes_after_the_variables_is_refused(two_devices):
 
 
 def test_what_cannot_be_divided_is_refused(two_devices):
-    def stateful():
-        inputs = keras.Input((5, 3), batch_size=4)
-        return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.LSTM(3, stateful=True, name="memory")(inputs)))
-
-    with pytest.raises(ValueError, match=r"The layers \['memory'\] are stateful: .*Use one device"):
-        made(two_devices, model=stateful).fit(batched(4), epochs=1, progress=False)
     with two_devices.scope():
         metrics = {"count": Counted("int32")}
         trainer = Two(small_model(), "sgd", metrics=metrics, strategy=two_devices)

@@ -9,13 +9,14 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from tensorflow.python.eager import context
 
-from experiments import joining
+from looptape.experiments.cluster import joining
+from looptape.trainer.checkpoints import store as checkpoints
 from tests.distribution import cases, processes
 from tests.distribution.processes import assert_equal
 from tests.trainer.tools import read_events
-from trainer import checkpoints
 
 IN_EVERY_RUN = "accumulation"  # Adam, three micro-batches per update, averages, masks, metrics
 
@@ -40,6 +41,7 @@ def on_one_device(case, workdir, steps=cases.UPDATES):
 def test_two_processes_equal_one_device(case, tmp_path):
     first, second = processes.run_workers(case, tmp_path)
     assert_equal(first, second)  # bit for bit between the two
+    assert first["connections"]
     trainer, history = on_one_device(case, tmp_path / "one")
     for index, variable in enumerate(trainer.model.variables):
         np.testing.assert_allclose(first[f"weight{index}"], variable.numpy(), rtol=0, atol=1e-6, err_msg=variable.path)
@@ -63,7 +65,7 @@ def test_resume_from_two_processes_to_two_and_to_one(tmp_path):
     again = processes.run_workers(case, tmp_path / "again")[0]
     assert_equal(whole, again)
     trainer, _ = on_one_device(case, tmp_path / "one" / "run")
-    assert trainer.host_step == 40
+    assert trainer._engine.counters.step == 40
     for index, variable in enumerate(trainer.model.variables):
         np.testing.assert_allclose(whole[f"weight{index}"], variable.numpy(), rtol=0, atol=1e-6)
 
@@ -83,6 +85,102 @@ def test_resume_from_one_process_to_two(tmp_path):
         np.testing.assert_allclose(first[f"optimizer{index}"], variable.numpy(), rtol=0, atol=1e-6)
     for name, values in history.items():  # of the last 20 updates; a `fit` that ends ends an epoch
         np.testing.assert_allclose(first[f"history/{name}"][-1], values[-1], rtol=2e-5, err_msg=name)
+
+
+def by_index_on_one_device(workdir, steps=cases.UPDATES):
+    trainer = cases.made(None, **cases.CASES["indexed"])
+    options = {"eval_dataset": cases.by_index(batch_size=7, shuffle=False), "eval_every": 20, "workdir": workdir}
+    history = trainer.fit(cases.by_index(), steps=steps, log_every=10, progress=False, **options).history
+    return {f"weight{i}": v.numpy() for i, v in enumerate(trainer.model.variables)}, history
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_workers_that_read_their_own_rows_equal_one_device(count, tmp_path):
+    """Batches and evaluation batches that do not divide: 13, 13, 10 and 7, 7, 7, 7, 7, 1."""
+    reached = processes.run_workers("indexed", tmp_path, count=count)
+    for other in reached[1:]:
+        assert_equal(reached[0], other)
+    expected, history = by_index_on_one_device(tmp_path / "one")
+    assert_equal(expected, reached[0], 1e-6)
+    for name, values in history.items():
+        np.testing.assert_allclose(reached[0][f"history/{name}"], values, rtol=2e-5, err_msg=name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [3, 4])
+def test_batches_smaller_than_the_number_of_workers_equal_one_device(count, tmp_path):
+    reached = processes.run_workers("few", tmp_path, count=count)
+    for other in reached[1:]:
+        assert_equal(reached[0], other)
+    trainer = cases.made(None, **cases.CASES["few"])
+    options = {"eval_dataset": cases.held_out(), "eval_every": 20, "log_every": 10, "progress": False}
+    history = trainer.fit(cases.shuffled(batch=2), steps=cases.UPDATES, **options).history
+    for index, variable in enumerate(trainer.model.variables):
+        np.testing.assert_allclose(reached[0][f"weight{index}"], variable.numpy(), rtol=0, atol=1e-6)
+    for name, values in history.items():
+        np.testing.assert_allclose(reached[0][f"history/{name}"], values, rtol=2e-5, err_msg=name)
+
+
+@pytest.mark.long
+def test_pipelines_that_shard_themselves_equal_their_joint_batches_and_resume(tmp_path):
+    first, second = processes.run_workers("sharded", tmp_path / "whole")
+    assert_equal(first, second)
+    processes.run_workers("sharded", tmp_path / "parts", steps=17)
+    assert_equal(first, processes.run_workers("sharded", tmp_path / "parts")[0])
+    # One device on what both workers' batches are together.
+    data = cases.sharded()
+    shards = [data.function(rank, 2).repeat() for rank in range(2)]
+    joint = tf.data.Dataset.zip(tuple(shards)).map(
+        lambda *parts: tuple(tf.concat(leaves, 0) for leaves in zip(*parts, strict=True))
+    )
+    trainer = cases.made(None, **cases.CASES["sharded"])
+    trainer.fit(joint, steps=cases.UPDATES, log_every=10, progress=False)
+    for index, variable in enumerate(trainer.model.variables):
+        np.testing.assert_allclose(first[f"weight{index}"], variable.numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.long
+def test_tensorflow_can_send_instead(tmp_path):
+    first, second = processes.run_workers("by tensorflow", tmp_path)
+    assert_equal(first, second)
+    assert not first["connections"] and not second["connections"]
+    trainer = cases.made(None, **cases.CASES["by tensorflow"])
+    trainer.fit(cases.shuffled(), steps=cases.UPDATES, log_every=10, progress=False)
+    for index, variable in enumerate(trainer.model.variables):
+        np.testing.assert_allclose(first[f"weight{index}"], variable.numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.long
+def test_workers_that_would_send_in_different_ways_are_refused(tmp_path):
+    with processes.started([processes.worker("differing", tmp_path)] * 2, tmp_path) as both:
+        codes = processes.wait(both)
+    assert codes[0] not in (0, None, joining.LOST) and codes[1] not in (0, None, joining.LOST)
+    for rank, own in enumerate(("auto", "tensorflow")):
+        told = rf"The workers differ in communication: workers \[1\] .* on worker {rank} .* it is '{own}'"
+        assert re.search(told, processes.log(tmp_path, rank)), processes.log(tmp_path, rank)[-2000:]
+
+
+@pytest.mark.long
+def test_rounded_gradients_stay_near_one_device_and_equal_between_workers(tmp_path):
+    first, second = processes.run_workers("bfloat16", tmp_path)
+    assert_equal(first, second)
+    trainer = cases.made(None, **cases.CASES["bfloat16"])  # alone, nothing is sent and nothing rounded
+    trainer.fit(cases.shuffled(), steps=cases.UPDATES, log_every=10, progress=False)
+    gaps = [np.abs(first[f"weight{i}"] - v.numpy()).max() for i, v in enumerate(trainer.model.variables)]
+    assert 1e-6 < max(gaps) < 0.01, gaps  # 40 updates of Adam moved the weights by up to 0.12
+
+
+@pytest.mark.long
+def test_indexed_data_resume_with_more_and_fewer_workers(tmp_path):
+    """On one device up to step 9, with three workers to 20, with two to the end; off the boundary of a pass."""
+    expected, _ = by_index_on_one_device(tmp_path / "whole")
+    by_index_on_one_device(tmp_path / "run", steps=9)
+    processes.run_workers("indexed", tmp_path, steps=20, count=3)
+    first, second = processes.run_workers("indexed", tmp_path, count=2)
+    assert_equal(first, second)
+    assert_equal(expected, first, 1e-6)
+    assert [step for step, _ in read_events(tmp_path / "run" / "train")] == [0, 9, 10, 20, 30, 40]
 
 
 @pytest.mark.long
@@ -111,6 +209,27 @@ def test_the_survivor_of_a_loss_ends_and_a_new_start_is_bit_equal(victim, fault,
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
+def test_a_worker_is_lost_while_another_waits_for_its_gradients(fault, tmp_path):
+    """In an exchange, where TensorFlow notices nothing: a closed connection tells, or silence of the heartbeat."""
+    with processes.started([processes.worker("waiting", tmp_path)] * 2, tmp_path) as both:
+        end = time.monotonic() + processes.LIMIT
+        while not (tmp_path / "hangs").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        time.sleep(3)  # the first worker uses what the second one had made before
+        assert processes.wait(both, 0) == [None, None]
+        os.kill(both[1].pid, getattr(signal, fault))
+        begun = time.monotonic()
+        code = processes.wait(both[:1], 60)[0]
+        seconds = time.monotonic() - begun
+    print(f"{fault} in an exchange: the other ended after {seconds:.1f} s with code {code}", file=sys.stderr)
+    log = processes.log(tmp_path, 0)
+    assert code == joining.LOST and seconds <= (10 if fault == "SIGKILL" else 30), log[-2000:]
+    told = r"worker 0 of 2 \(localhost:\d+\) has lost another worker after step \d+\. Start all workers again .*"
+    assert re.search(told + r"at the checkpoint of step 7\. Lost between worker 0 and 1", log), log[-2000:]
+
+
+@pytest.mark.long
 def test_sigterm_to_one_worker_stops_all_at_one_step(tmp_path):
     whole = processes.run_workers("everything", tmp_path / "whole")[0]
     path = tmp_path / "stopped"
@@ -132,12 +251,35 @@ def test_a_nan_on_the_second_worker_only_is_skipped_by_both(tmp_path):
 
 
 @pytest.mark.long
-def test_workers_with_other_data_are_refused(tmp_path):
-    with processes.started([processes.worker("other data", tmp_path)] * 2, tmp_path) as both:
+@pytest.mark.parametrize("case", ["other data", "unseeded", "other index"])
+def test_workers_with_other_data_are_refused(case, tmp_path):
+    with processes.started([processes.worker(case, tmp_path)] * 2, tmp_path) as both:
         codes = processes.wait(both)
     assert 0 not in codes and None not in codes
-    assert "The workers differ in data: workers [1] have something else than worker 0" in processes.log(tmp_path, 1)
+    assert "The workers differ in data: workers [1] differ from worker 0" in processes.log(tmp_path, 1)
     assert "seed every shuffle" in processes.log(tmp_path, 1)
+    assert not (tmp_path / "run" / "checkpoints").exists() or not os.listdir(tmp_path / "run" / "checkpoints")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "case, told",
+    [
+        (
+            "ends earlier",
+            r"The workers differ in the number of batches: the data of some end before those of the others",
+        ),
+        ("evaluates fewer", r"The workers differ in the number of batches: the data of some end before"),
+        ("other example", r"The workers differ in data: workers \[1\] "),
+        ("evaluates other", r"The workers differ in data to evaluate: workers \[1\] "),
+    ],
+)
+def test_workers_whose_data_differ_later_or_in_number_are_refused(case, told, tmp_path):
+    with processes.started([processes.worker(case, tmp_path)] * 2, tmp_path) as both:
+        codes = processes.wait(both, 120)
+    assert codes[0] not in (0, None, joining.LOST) and codes[1] not in (0, None, joining.LOST), codes
+    for rank in range(2):
+        assert re.search(told, processes.log(tmp_path, rank)), processes.log(tmp_path, rank)[-2000:]
 
 
 def experiment(*flags):

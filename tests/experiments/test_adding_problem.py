@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments import launch
-from experiments.adding_problem import CELLS, Config, build, data, sequences
+from looptape import launch
+from looptape.experiments.adding_problem import CELLS, Config, build, data, sequences
 
 
 def test_the_target_is_the_sum_of_the_two_marked_numbers():

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments import launch
-from experiments.char_lm import Alphabet, Config, build, data, ngram_bits, standard_library, texts, windows
-from trainer import writer
+from looptape import launch
+from looptape.experiments.char_lm import Alphabet, Config, build, data, ngram_bits, rows, standard_library, texts
+from looptape.trainer.summaries import event_writer
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,14 @@ def corpus(tmp_path_factory):
 
 
 def small(corpus, **options):
-    defaults = {"batch_size": 8, "window": 16, "units": 32, "probe_every": 0, "jit_compile": False, "eval_every": None}
+    defaults = {
+        "batch_size": 8,
+        "bptt_window": 16,
+        "units": 32,
+        "probe_every": 0,
+        "jit_compile": False,
+        "eval_every": None,
+    }
     return Config(corpus=corpus, **{**defaults, **options})
 
 
@@ -85,17 +92,17 @@ def test_ngrams_against_dictionaries(order):
 
 def test_rows_go_on_from_batch_to_batch_around_the_text():
     numbers = tf.range(20, dtype=tf.int32)
-    rows = [[], []]
+    found = [[], []]
     for index in range(6):
-        inputs, targets = windows(numbers, 2, 4, tf.constant(index, tf.int64))
+        inputs, targets = rows(numbers, 2, 4, tf.constant(index, tf.int64))
         np.testing.assert_array_equal((inputs + 1) % 20, targets)
-        for row, part in zip(rows, inputs.numpy(), strict=True):
+        for row, part in zip(found, inputs.numpy(), strict=True):
             row.extend(part)
-    assert rows == [[(start + place) % 20 for place in range(24)] for start in (0, 10)]
+    assert found == [[(start + place) % 20 for place in range(24)] for start in (0, 10)]
 
 
 def test_the_held_out_text_is_evaluated_once_and_in_order(corpus):
-    config = small(corpus, batch_size=3, window=5)
+    config = small(corpus, batch_size=3, bptt_window=5)
     held_out = np.arange(40, dtype=np.int32)
     _, batches = data(config, np.arange(100, dtype=np.int32), held_out)
     inputs, targets = (np.concatenate(parts, axis=1) for parts in zip(*batches.as_numpy_iterator(), strict=True))
@@ -132,15 +139,15 @@ def test_it_beats_the_unigram_carries_its_state_and_shows_samples(corpus, tmp_pa
     logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     whole = -np.take_along_axis(logits, targets[..., None], axis=-1).mean() / np.log(2)
     assert results["bits"] == pytest.approx(whole, rel=1e-3)
-    (shown,) = [value for _, value in writer.read(os.path.join(tmp_path, "shown")) if value.tag == "sample"]
+    (shown,) = [value for _, value in event_writer.read(os.path.join(tmp_path, "shown")) if value.tag == "sample"]
     sample = shown.tensor.string_val[0].decode()
     assert sample.startswith("    ab") and len(sample) > 500 and set(sample) <= set(" \nabcnïve")
     cut_off = [
         (step, value.tensor.float_val[0])
-        for step, value in writer.read(os.path.join(tmp_path, "train"))
+        for step, value in event_writer.read(os.path.join(tmp_path, "train"))
         if value.tag == "timestep/lstm_0/cut_off"
     ]
-    assert [step for step, _ in cut_off] == [75, 150] and all(value > 0 for _, value in cut_off)
+    assert [step for step, _ in cut_off] == [1, 2, 5, 10, 20, 75, 150] and all(value > 0 for _, value in cut_off)
 
 
 def test_a_corpus_that_cannot_be_used_is_refused(tmp_path):

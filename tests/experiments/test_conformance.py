@@ -7,19 +7,24 @@ import keras
 import numpy as np
 import pytest
 
-from experiments import launch, listing
-from trainer import writer
+from looptape import launch
+from looptape.experiments.launch.runner import experiment_name
+from looptape.experiments.tools import listing
+from looptape.trainer.summaries import event_writer
 
 # What makes an experiment small; one that is not named here runs with its defaults and a small batch.
 TINY = {
     "adding_problem": {"length": 6, "units": 3, "eval_examples": 4},
-    "char_lm": {"characters": 600, "held_out": 60, "window": 5, "units": 4},
+    "char_lm": {"characters": 600, "held_out": 60, "bptt_window": 5, "units": 4},
     "copy_memory": {"delay": 3, "units": 6, "eval_examples": 4},
+    "echo": {"length": 5, "near": 1, "far": 2, "units": 3, "eval_examples": 4},
     "gan": {"units": 6, "latent_size": 2, "eval_examples": 8},
     "helmholtz": {"units": 5, "grid": 3},
     "multi_task": {"units": 4, "eval_examples": 4},
     "policy_gradient": {"units": 4, "length": 5, "eval_episodes": 2},
-    "sequential_mnist": {"pool": 14, "units": 3},
+    "sequential_mnist": {"pool": 14, "pixels": 1, "units": 3},
+    "sorting": {"length": 4, "digits": 5, "units": 8, "heads": 2, "layers": 1, "eval_examples": 4},
+    "temporal_order": {"length": 10, "units": 3, "eval_examples": 4},
     "vae": {"units": 6, "latent": 2, "eval_examples": 16},
 }
 
@@ -38,7 +43,7 @@ class CrashAt(keras.callbacks.Callback):
         self._trainer, self._step = trainer, step
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._trainer.host_step == self._step:
+        if self._trainer._engine.counters.step == self._step:
             raise Crash
 
 
@@ -62,12 +67,12 @@ def train(module, config, crash_at=None):
         crash = (CrashAt(made[0].trainer, crash_at),) if crash_at else ()
         return dataclasses.replace(made[0], callbacks=(*made[0].callbacks, *crash))
 
-    launch.run(config, build, name=launch.experiment_name(module), show=False)
+    launch.run(config, build, name=experiment_name(module), show=False)
     trainer = made[0].trainer
-    assert trainer.host_step == 4
+    assert trainer._engine.counters.step == 4
     state = list(trainer.model.variables)
-    for minimizer in trainer.minimizers.values():
-        state += [*minimizer.optimizer.variables, *minimizer.averages, *minimizer.combiner.variables]
+    for minimizer in trainer._engine.minimizers.values():
+        state += [*minimizer.optimizer.variables, *(minimizer.pipeline.averages or ()), *minimizer.combiner.variables]
     return [(variable.name, np.array(variable)) for variable in state]
 
 
@@ -82,16 +87,23 @@ def shown(workdir):
     found = [
         (step, run, value.tag)
         for run in ("train", "eval", "shown")
-        for step, value in writer.read(workdir / run)
+        for step, value in event_writer.read(workdir / run)
         if step  # what describes the run has none
     ]
     assert len(found) == len(set(found))
     return sorted(found)
 
 
-@pytest.mark.parametrize("name", listing.experiments())
+# One for each kind of update; the others are long tests.
+QUICK = {"adding_problem", "char_lm", "gan", "helmholtz", "policy_gradient"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in listing.experiments()],
+)
 def test_two_steps_a_crash_and_a_restart_equal_four_steps(name, tmp_path):
-    module = importlib.import_module(f"experiments.{name}")
+    module = importlib.import_module(f"looptape.experiments.{name}")
     options = {"steps": 4, "batch_size": 4, "checkpoint_every": 2, "eval_every": 2, "log_every": 1, "probe_every": 0}
     options |= {"jit_compile": False, "limit_eval_batches": 1, **TINY.get(name, {})}
     if name == "sequential_mnist":

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments import launch
-from experiments.copy_memory import CELLS, Config, build, data, sequences
+from looptape import launch
+from looptape.experiments.copy_memory import CELLS, Config, build, data, sequences
 
 
 def test_the_symbols_come_back_after_the_delay():

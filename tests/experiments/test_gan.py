@@ -5,10 +5,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments import launch
-from experiments.gan import DEVIATION, WEIGHTS, Config, Coverage, GanTrainer, batch, build, centres, data, picture
-from models import AdversarialPair
-from trainer import writer
+from looptape import launch
+from looptape.experiments.gan import (
+    DEVIATION,
+    WEIGHTS,
+    Config,
+    Coverage,
+    GanTrainer,
+    batch,
+    build,
+    centres,
+    data,
+    picture,
+)
+from looptape.models import AdversarialPair
+from looptape.trainer.summaries import event_writer
 
 ANGLES = 2 * np.pi * np.arange(8) / 8
 CENTRES = 2.0 * np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=1)
@@ -131,7 +142,7 @@ def test_it_finds_the_ring_and_shows_it(tmp_path):
     radius = np.linalg.norm(points, axis=1)
     assert np.bincount(mode, minlength=8).min() > 0.05 * 2000
     assert np.median(np.abs(radius - 2.0)) < 0.5
-    shown = [(step, value.tag) for step, value in writer.read(tmp_path / "shown")]
+    shown = [(step, value.tag) for step, value in event_writer.read(tmp_path / "shown")]
     assert shown == [(500, "points_made"), (1000, "points_made")]
 
 

@@ -4,8 +4,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments import launch
-from experiments.helmholtz import Config, HelmholtzTrainer, RelativeL2, build, data, grid, points, solution, source
+from looptape import launch
+from looptape.experiments.helmholtz import (
+    Config,
+    HelmholtzTrainer,
+    RelativeL2,
+    build,
+    data,
+    grid,
+    points,
+    solution,
+    source,
+)
 
 
 def exact(x):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments import launch
-from experiments.multi_task import Config, build, data, points
-from trainer import writer
+from looptape import launch
+from looptape.experiments.multi_task import Config, build, data, points
+from looptape.trainer.summaries import event_writer
 
 
 def numpy_targets(place):
@@ -65,7 +65,7 @@ def test_the_conflict_that_is_logged_is_that_of_the_gradients(tmp_path):
     """The cosine of the first update, from two tapes of its own."""
     config = Config(steps=1, batch_size=64, units=8, eval_examples=8, probe_every=1, workdir=str(tmp_path))
     launch.run(config, build, show=False)
-    logged = {v.tag: v.tensor.float_val[0] for _, v in writer.read(tmp_path / "train") if v.tensor.float_val}
+    logged = {v.tag: v.tensor.float_val[0] for _, v in event_writer.read(tmp_path / "train") if v.tensor.float_val}
 
     keras.utils.set_random_seed(config.seed)
     experiment = build(config)
@@ -84,5 +84,5 @@ def test_the_conflict_that_is_logged_is_that_of_the_gradients(tmp_path):
         gradients.append(np.concatenate([np.ravel(part) for part in parts]))
     arm, height = gradients
     cosine = arm @ height / np.linalg.norm(arm) / np.linalg.norm(height)
-    assert logged["gradient_cosine/arm-height"] == pytest.approx(cosine, abs=1e-4)
-    assert logged["gradient_conflict/rate"] == float(cosine < 0)
+    assert logged["optimizer/gradient_cosine/arm-height"] == pytest.approx(cosine, abs=1e-4)
+    assert logged["optimizer/gradient_conflict/rate"] == float(cosine < 0)

@@ -4,9 +4,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments import launch
-from experiments.policy_gradient import Config, PolicyGradient, advantages, build, data, episodes, play, push, standing
-from models import ActorCritic
+from looptape import launch
+from looptape.experiments.policy_gradient import (
+    Config,
+    PolicyGradient,
+    advantages,
+    build,
+    data,
+    episodes,
+    play,
+    push,
+    standing,
+)
+from looptape.models import ActorCritic
 
 
 def numpy_push(state, right):
@@ -63,7 +73,7 @@ def test_whole_episodes_equal_numpy():
 def test_advantages_equal_a_backward_loop():
     generator = np.random.default_rng(2)
     values = generator.normal(size=(3, 8))
-    lasting = np.array([8, 3, 1])  # states at which each was going on: the first one goes on after its last push
+    lasting = np.array([8, 3, 1])  # states at which each was running: the first one continues after its last push
     going = (np.arange(8) < lasting[:, np.newaxis]).astype(float)
     expected = np.zeros((3, 7))
     for row in range(3):
@@ -80,7 +90,7 @@ def test_the_losses_equal_numpy():
     model = ActorCritic(4, 2, (8,))
     trainer = PolicyGradient(model, "sgd", length=40, discount=0.95, trace_decay=0.9)
     batch = episodes(6, 40, [3, 4])
-    with trainer.collecting_logs() as logged:
+    with trainer._engine.collecting_logs() as logged:
         losses = trainer.compute_losses(batch, True)
     for index in range(6):
         state, rows = batch["start"][index].numpy().astype("float64"), []

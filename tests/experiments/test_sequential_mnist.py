@@ -1,12 +1,14 @@
 """Sequential MNIST on a file made here: how it is read and ordered, what is refused, and that it is learnt."""
 
+import gzip
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments import launch
-from experiments.sequential_mnist import Config, build, data, load, sequences, shuffled
+from looptape import launch
+from looptape.experiments.sequential_mnist import Config, build, data, load, sequences, shuffled
 
 
 def stripes(count, seed):
@@ -30,7 +32,7 @@ def path(tmp_path_factory):
 
 def test_pixels_come_in_reading_order():
     images = np.arange(2 * 28 * 28).reshape(2, 28, 28) % 256
-    found = sequences(images.astype(np.uint8), Config())
+    found = sequences(images.astype(np.uint8), Config(pixels=1))
     assert found.shape == (2, 784, 1) and found.dtype == np.float32
     np.testing.assert_allclose(found[1, 30, 0], images[1, 1, 2] / 255, rtol=1e-6)
     rows = sequences(images.astype(np.uint8), Config(pixels=28))
@@ -39,18 +41,18 @@ def test_pixels_come_in_reading_order():
 
 def test_pooling_is_the_mean_of_squares():
     images = np.random.default_rng(0).integers(0, 256, (3, 28, 28)).astype(np.uint8)
-    found = sequences(images, Config(pool=4))
+    found = sequences(images, Config(pool=4, pixels=1))
     assert found.shape == (3, 49, 1)
     np.testing.assert_allclose(found[2, 7 * 3 + 5, 0], images[2, 12:16, 20:24].mean() / 255, rtol=1e-5)
 
 
 def test_permuted_pixels_are_the_same_ones_in_one_fixed_order():
     images = np.random.default_rng(0).permutation(2 * 784).reshape(2, 28, 28) % 256
-    plain = sequences(images.astype(np.uint8), Config())[..., 0]
-    permuted = sequences(images.astype(np.uint8), Config(permuted=True, seed=5))[..., 0]
+    plain = sequences(images.astype(np.uint8), Config(pixels=1))[..., 0]
+    permuted = sequences(images.astype(np.uint8), Config(pixels=1, permuted=True, seed=5))[..., 0]
     assert not np.array_equal(plain, permuted)
     np.testing.assert_array_equal(np.sort(plain), np.sort(permuted))
-    np.testing.assert_array_equal(permuted, sequences(images.astype(np.uint8), Config(permuted=True))[..., 0])
+    np.testing.assert_array_equal(permuted, sequences(images.astype(np.uint8), Config(pixels=1, permuted=True))[..., 0])
     # Both images in the same order: pairs of pixels stay together.
     pairs = [{tuple(pair) for pair in both.T.tolist()} for both in (plain, permuted)]
     assert pairs[0] == pairs[1]
@@ -64,7 +66,7 @@ def test_every_example_once_per_pass_in_a_new_order():
 
 def test_images_keep_their_digits_and_the_position_is_saved(path, tmp_path):
     arrays = load(path)
-    dataset, held_out = data(Config(batch_size=8), arrays)
+    dataset, held_out = data(Config(batch_size=8, pixels=1), arrays)
     iterator = iter(dataset)
     inputs, digits = next(iterator)
     known = {image.tobytes(): digit for image, digit in zip(arrays["x_train"], arrays["y_train"], strict=True)}
@@ -83,6 +85,9 @@ def test_it_is_learnt(path):
     config = Config(
         data_path=path,
         pool=4,
+        pixels=1,
+        cell="orthogonal",
+        batch_size=64,
         units=24,
         steps=200,
         learning_rate=0.01,
@@ -113,6 +118,40 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     np.savez(tmp_path / "wrong.npz", **wrong, y_train=np.zeros(3), y_test=np.zeros(3))
     with pytest.raises(launch.Refused, match=r"x_test has the shape \(3, 32, 32\).*they must be \[count, 28, 28\]"):
         load(str(tmp_path / "wrong.npz"))
+
+
+def idx(values):
+    """The bytes of an IDX file, by the format's definition."""
+    sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
+    return bytes([0, 0, 8, values.ndim]) + sizes + values.tobytes()
+
+
+@pytest.mark.parametrize("spelling", ["{}-idx{}-ubyte", "{}-idx{}-ubyte.gz", "{}.idx{}-ubyte"])
+def test_a_folder_of_idx_files_is_read(tmp_path, spelling):
+    made = dict(zip(("x_train", "y_train", "x_test", "y_test"), (*stripes(5, 0), *stripes(3, 1)), strict=True))
+    for name, values in made.items():
+        part = {"train": "train", "test": "t10k"}[name[2:]] + {"x": "-images", "y": "-labels"}[name[0]]
+        content = idx(values)
+        (tmp_path / spelling.format(part, values.ndim)).write_bytes(
+            gzip.compress(content) if spelling.endswith("gz") else content
+        )
+    for name, values in load(str(tmp_path)).items():
+        np.testing.assert_array_equal(values, made[name])
+
+
+def test_a_folder_that_cannot_be_used_says_which_file(tmp_path):
+    with pytest.raises(launch.Refused, match="there is no train-images-idx3-ubyte or train-images-idx3-ubyte.gz in it"):
+        load(str(tmp_path))
+    images = tmp_path / "train-images-idx3-ubyte"
+    for content, problem in (
+        (b"<html>", "begins with '3c68746d'; an IDX file of bytes with 000008"),
+        (idx(np.zeros([2, 28, 28], np.uint8))[:-1], r"says shape \[2, 28, 28\] and has 1567 values"),
+        (gzip.compress(b"\0" * 99)[:-9], "which cannot be used: Compressed file ended"),
+        (b"\0\0\x08\x03\0\0", "ends within its first 16 bytes"),
+    ):
+        images.write_bytes(content)
+        with pytest.raises(launch.Refused, match=problem):
+            load(str(tmp_path))
 
 
 def test_without_a_network_the_error_says_how_to_get_the_file(monkeypatch):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments import launch
-from experiments.vae import SIZE, Config, build, constant_image, data, shapes
-from trainer import writer
+from looptape import launch
+from looptape.experiments.vae import SIZE, Config, build, constant_image, data, shapes
+from looptape.trainer.summaries import event_writer
 
 
 def test_images_are_whole_shapes_of_three_kinds():
@@ -91,7 +91,9 @@ def test_it_learns_and_shows_what_it_does(tmp_path):
     assert results["evidence_lower_bound"] > made[0].goals[0].baseline + 10
     assert results["evidence_lower_bound"] == pytest.approx(-results["reconstruction"] - results["kl"], rel=1e-4)
     assert results["kl"] > 1  # the latent is used
-    shown = {value.tag: (step, value.tensor.string_val) for step, value in writer.read(os.path.join(tmp_path, "shown"))}
+    shown = {
+        value.tag: (step, value.tensor.string_val) for step, value in event_writer.read(os.path.join(tmp_path, "shown"))
+    }
     assert set(shown) == {"reconstructions", "samples"}
     step, (width, height, png) = shown["reconstructions"]
     assert step == 300 and (int(width), int(height)) == (16 * SIZE, 2 * SIZE)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from losses.reduction import reduce_term
+from looptape.losses.reduction import reduce_term
 
 RNG = np.random.default_rng(5)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import losses
-from losses import (
+from looptape import losses
+from looptape.losses import (
     Constant,
     CosineRamp,
     CyclicalKL,
@@ -142,3 +142,12 @@ def test_frozen_and_comparable():
 def test_bad_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("steepness", [0.5, 5.0, 10.0, 23.0])
+@pytest.mark.parametrize(("start", "end"), [(0.0, 1.0), (0.0, 1e-3), (2.0, 0.0)])
+def test_a_sigmoid_ramp_begins_and_ends_exactly(steepness, start, end):
+    """A weight of -6e-8 is refused as negative by whoever checks it."""
+    schedule = SigmoidRamp(start, end, 100, steepness=steepness)
+    values = [float(schedule(tf.constant(t, tf.int64))) for t in (0, 100, 1000)]
+    assert values == [np.float32(start), np.float32(end), np.float32(end)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import losses
+from looptape import losses
 from tests.losses.toy import STARTS, descend, toy_losses
 
 UPDATES = 100_000

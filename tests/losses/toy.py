@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from losses.combiners.gramian import gramian
+from looptape.losses.combiners.numerics.gramian import gramian
 
 STARTS = ((-8.5, 7.5), (-8.5, -5.0), (9.0, 9.0))
 

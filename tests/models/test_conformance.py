@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import models
-from trainer import Trainer
+from looptape import Trainer, models
 
 BATCH, TIME, FEATURES = 4, 5, 3
 

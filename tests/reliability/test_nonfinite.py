@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from looptape import Trainer
+from looptape.trainer.checkpoints import store as checkpoints
+from looptape.trainer.debug import nonfinite_report
+from looptape.trainer.step.nonfinite import NonFiniteUpdates
 from tests.reliability.tools import shuffled
 from tests.trainer.tools import assert_identical_weights, dense_model, mse, read_events, regression
-from trainer import Trainer, autopsy, checkpoints
-from trainer.skips import NonFiniteUpdates
 
 X, Y = regression(24)
 
@@ -64,7 +66,11 @@ def test_raise_finds_the_batch_again_in_shuffled_data_without_a_workdir():
 def test_skip_goes_on_and_stops_after_several_in_a_row(tmp_path):
     trainer = make(max_skipped=3)
     trainer.fit(batches(2, 3, 6), steps=12, progress=False)
-    assert trainer.calls.skipped == 3 and trainer.host_step == 12 and int(trainer.optimizer.iterations) == 9
+    assert (
+        trainer._engine.counters.skips.total == 3
+        and trainer._engine.counters.step == 12
+        and int(trainer.optimizer.iterations) == 9
+    )
     message = failure(make(max_skipped=3), batches(2, 4, 5, 6, example=1), workdir=tmp_path)
     assert "3 updates in a row were not finite, from step 4 on: loss/error became nan" in message
     assert "batch[0] at example 1" in message and f"kept in {tmp_path}/nonfinite-0000000006" in message
@@ -73,7 +79,7 @@ def test_skip_goes_on_and_stops_after_several_in_a_row(tmp_path):
 def test_an_update_after_a_skipped_one_is_not_traced_again():
     trainer = make()
     trainer.fit(batches(2, 5), steps=12, progress=False)
-    assert trainer.calls.traces == 1
+    assert trainer._engine.calls.traces == 1
 
 
 class Explodes(Trainer):
@@ -97,7 +103,7 @@ def test_restore_goes_back_and_on_with_the_data_that_come_then(tmp_path):
     oracle = make(Explodes)
     kept = [*range(4), *range(8, 14)]
     oracle.fit(tf.data.Dataset.from_tensor_slices(tuple(r[kept] for r in rows)), steps=10, progress=False)
-    assert trainer.host_step == 10 and trainer.restores == 1
+    assert trainer._engine.counters.step == 10 and trainer._engine.counters.restores == 1
     assert_identical_weights(trainer.model, oracle.model)
     assert [step for step, _ in read_events(tmp_path / "train") if step] == list(range(1, 11))
 
@@ -109,7 +115,7 @@ def test_restore_gives_up_after_so_many_times(tmp_path):
     trainer = make(Explodes, on_nonfinite="restore", max_skipped=2, max_restores=2)
     data = tf.data.Dataset.from_tensor_slices(rows)
     message = failure(trainer, data, checkpoint_every=2, workdir=tmp_path)
-    assert trainer.restores == 2 and "2 updates in a row were not finite" in message
+    assert trainer._engine.counters.restores == 2 and "2 updates in a row were not finite" in message
 
 
 def test_a_wrong_policy():
@@ -197,9 +203,9 @@ def test_the_time_step_of_a_recurrent_layer_is_named(go_backwards):
 def test_where():
     values = np.zeros([5, 4, 2])
     values[1, 3, 0] = values[4, 2, 1] = np.inf
-    assert autopsy.where(values) == "examples 1, 4, time steps 2, 3"
-    assert autopsy.where(values[1]) == "example 3, position 0"
-    assert autopsy.where(np.array(np.nan)) == "every example"
+    assert nonfinite_report.where(values) == "examples 1, 4, time steps 2, 3"
+    assert nonfinite_report.where(values[1]) == "example 3, position 0"
+    assert nonfinite_report.where(np.array(np.nan)) == "every example"
 
 
 def test_a_model_that_does_not_run_eagerly_keeps_its_first_error():

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import losses
 from benchmarks.faults import victim
-from losses.combiners.names import exported
+from looptape import Trainer, losses
+from looptape.trainer.checkpoints import store as checkpoints
+from looptape.trainer.data.source import Source
+from tests.losses.combiners.representative import every_combiner
 from tests.reliability.tools import Killed, Killer, Reborn, copied, rows, scalars, shuffled
-from tests.trainer.tools import dense_model, mse, regression
-from trainer import Trainer, checkpoints
-from trainer.sources import Source
+from tests.trainer.tools import assert_identical_weights, dataset, dense_model, mse, regression
 
 STEPS, SAVED, KILLED = 20, 10, 13  # 30 micro-batches are used at the checkpoint: the middle of the second pass
 
@@ -72,10 +72,10 @@ PIECES = {
     "moments": lambda trainer: [v for v in trainer.optimizer.variables if "momentum" in v.path or "velocity" in v.path],
     "learning rate": lambda trainer: [trainer.optimizer._learning_rate],
     "iterations": lambda trainer: [trainer.optimizer.iterations],
-    "averages": lambda trainer: trainer.main.averages,
+    "averages": lambda trainer: trainer._engine.main.pipeline.averages,
     "combiner": lambda trainer: trainer.combiner.variables,
     "step": lambda trainer: [trainer.step],
-    "loss scale": lambda trainer: trainer.loss_scale.variables,
+    "loss scale": lambda trainer: trainer._engine.loss_scale.variables,
 }
 
 
@@ -113,7 +113,7 @@ def test_without_the_metrics_the_row_differs(runs, monkeypatch):
     monkeypatch.setattr(checkpoints, "load", forgetful)
     trainer, workdir = reborn().reset(), copied(killed, "without-metrics")
     victim.fit(trainer, workdir, STEPS, eval_every=3)
-    assert scalars(whole)[12]["mae"] != pytest.approx(scalars(workdir)[12]["mae"], rel=1e-6)
+    assert scalars(whole)[12]["metrics/mae"] != pytest.approx(scalars(workdir)[12]["metrics/mae"], rel=1e-6)
 
 
 def test_without_the_position_in_the_data_the_result_differs(runs, monkeypatch):
@@ -122,7 +122,7 @@ def test_without_the_position_in_the_data_the_result_differs(runs, monkeypatch):
 
     def forgetful(path, state):
         arrays = load(path, state)
-        [source] = trainer.sources.values()
+        [source] = trainer._engine.sources.values()
         source.iterator = iter(victim.make_data())
         return arrays
 
@@ -134,7 +134,7 @@ def test_without_the_position_in_the_data_the_result_differs(runs, monkeypatch):
 
 def test_without_the_memory_of_the_callbacks_the_result_differs(runs, monkeypatch):
     reached, _, killed = runs
-    monkeypatch.setattr("trainer.callbacks.CallbackBridge.restore", lambda *_: None)
+    monkeypatch.setattr("looptape.trainer.loop.callbacks.CallbackBridge.restore", lambda *_: None)
     trainer = reborn().reset()
     victim.fit(trainer, copied(killed, "without-callbacks"), STEPS, eval_every=3)
     assert victim.digest(trainer) != reached
@@ -159,7 +159,7 @@ def test_options_of_callbacks_are_those_they_were_made_with(tmp_path):
 def test_without_the_sums_of_the_open_row_the_row_differs(runs, monkeypatch):
     """The checkpoint is at step 10; the row of step 12 has the updates from 9 on."""
     _, whole, killed = runs
-    monkeypatch.setattr("trainer.persistence.restore_windows", lambda *_: None)
+    monkeypatch.setattr("looptape.trainer.checkpoints.trainer_state.restore_windows", lambda *_: None)
     workdir = copied(killed, "without-windows")
     victim.fit(reborn().reset(), workdir, STEPS, eval_every=3)
     left, right = scalars(whole)[12], scalars(workdir)[12]
@@ -189,7 +189,7 @@ class TwoLosses(Trainer):
         return {"error": tf.square(prediction - y)[:, 0], "size": 0.1 + tf.abs(prediction)[:, 0]}
 
 
-@pytest.mark.parametrize("combiner", [cls.name for cls in exported() if cls is not losses.WeightedSum])
+@pytest.mark.parametrize("combiner", every_combiner(lambda cls: cls.name, without=["weighted_sum"]))
 def test_every_combiner(combiner, tmp_path):
     x, y = regression(24)
 
@@ -219,9 +219,12 @@ def test_float16_with_a_loss_scale_that_fell(tmp_path):
         trainer.fit(shuffled(1000 * x, 1000 * y, 4), steps=12, **options)
 
     whole, resumed = interrupted(make, fit, str(tmp_path), 6)
-    scale = float(whole.loss_scale.value())
-    assert scale < 2.0**15 and whole.calls.skipped > 1, "nothing was skipped, so nothing is shown"
-    assert float(resumed.loss_scale.value()) == scale and resumed.calls.skipped == whole.calls.skipped
+    scale = float(whole._engine.loss_scale.value())
+    assert scale < 2.0**15 and whole._engine.counters.skips.total > 1, "nothing was skipped, so nothing is shown"
+    assert (
+        float(resumed._engine.loss_scale.value()) == scale
+        and resumed._engine.counters.skips.total == whole._engine.counters.skips.total
+    )
     assert victim.digest(whole) == victim.digest(resumed)
 
 
@@ -265,7 +268,7 @@ def test_passes_over_shuffled_data(kind, tmp_path):
 
     with pytest.warns(UserWarning, match="position in this dataset cannot be saved") if kind != "arrays" else _quiet():
         whole, resumed = interrupted(make, fit, str(tmp_path), 17)
-    assert whole.host_step == resumed.host_step == 24
+    assert whole._engine.counters.step == resumed._engine.counters.step == 24
     assert victim.digest(whole) == victim.digest(resumed)
 
 
@@ -303,7 +306,7 @@ def test_without_the_best_weights_of_early_stopping_the_result_differs(forgotten
 
     def forget():
         if forgotten:
-            monkeypatch.setattr("trainer.callbacks.CallbackBridge.restore_best_weights", lambda *_: None)
+            monkeypatch.setattr("looptape.trainer.loop.callbacks.CallbackBridge.restore_best_weights", lambda *_: None)
 
     whole, resumed = interrupted(make, fit, str(tmp_path), 6, forget)
     assert (victim.digest(whole) == victim.digest(resumed)) == (not forgotten)
@@ -333,7 +336,7 @@ def test_without_running_forward_to_the_position_the_result_differs(forgotten, t
     with pytest.warns(UserWarning, match="position in this dataset cannot be saved"):
         forget = lambda: monkeypatch.setattr(Source, "skip_to", broken)  # noqa: E731
         whole, resumed = interrupted(make, fit, str(tmp_path), 17, forget)
-    assert whole.host_step == resumed.host_step == 24
+    assert whole._engine.counters.step == resumed._engine.counters.step == 24
     assert (victim.digest(whole) == victim.digest(resumed)) == (forgotten == "nothing")
 
 
@@ -341,7 +344,7 @@ def test_without_running_forward_to_the_position_the_result_differs(forgotten, t
 
 
 @pytest.mark.parametrize("stopped_early", [False, True])
-def test_a_run_killed_between_its_last_step_and_its_end_is_ended(stopped_early, tmp_path):
+def test_a_run_killed_between_its_last_step_and_its_end_is_ended(stopped_early, tmp_path, caplog):
     """A checkpoint is there, but neither the last evaluation nor the best weights of EarlyStopping nor the model."""
     x, y = regression(24)
 
@@ -360,16 +363,17 @@ def test_a_run_killed_between_its_last_step_and_its_end_is_ended(stopped_early, 
         return Trainer(dense_model(), keras.optimizers.Adam(0.01), {"error": mse()})
 
     whole, killed, resumed = make(), make(), make()
-    fit(whole, tmp_path / "whole")
+    history = fit(whole, tmp_path / "whole").history
     with pytest.raises(Killed):
         fit(killed, tmp_path / "killed", [Dies()])
     assert not os.path.exists(tmp_path / "killed" / "model.keras")
     fit(resumed, tmp_path / "killed")
-    assert resumed.host_step == whole.host_step == 4
+    assert resumed._engine.counters.step == whole._engine.counters.step == 4
     assert victim.digest(whole) == victim.digest(resumed)
     assert os.path.exists(tmp_path / "killed" / "model.keras")
-    history = fit(make(), tmp_path / "killed").history
-    assert history == {}, "it is complete now"
+    caplog.clear()
+    assert fit(make(), tmp_path / "killed").history == history, "the whole run's, from the checkpoint"
+    assert "Nothing to do" in caplog.text, "it is complete now"
 
 
 # ---- What does not fit.
@@ -401,6 +405,23 @@ def test_other_versions_are_told(tmp_path, monkeypatch):
     make = lambda: Trainer(dense_model(), keras.optimizers.SGD(0.25), {"error": mse()})  # noqa: E731
     make().fit(shuffled(x, y, 4), steps=2, **options)
     now = checkpoints.read_manifest(tmp_path / "checkpoints" / "step-0000000002")["host"]["environment"]
-    monkeypatch.setattr("trainer.persistence.environment", lambda: {**now, "keras": "99"})
+    monkeypatch.setattr(
+        "looptape.trainer.checkpoints.contents.compatibility.environment", lambda: {**now, "keras": "99"}
+    )
     with pytest.warns(UserWarning, match=f"keras: {now['keras']} → 99"):
         make().fit(shuffled(x, y, 4), steps=3, **options)
+
+
+@pytest.mark.parametrize("name", ["[lr=0.1]", "back\\slash", "many*"])
+def test_a_work_directory_named_like_a_pattern(name, tmp_path):
+    """TensorFlow matches patterns where it reads checkpoints; `many*` would also match a neighbour."""
+    data = dataset(*regression(8), batch=4).repeat()
+    (tmp_path / "many-more").mkdir()
+    first = Trainer(dense_model(), keras.optimizers.SGD(0.1), {"error": mse()})
+    first.fit(data, steps=2, workdir=tmp_path / name, progress=False)
+    second = Trainer(dense_model(seed=2), keras.optimizers.SGD(0.1), {"error": mse()})
+    second.fit(data, steps=3, workdir=tmp_path / name, progress=False)
+    first.fit(data, steps=3, progress=False)
+    assert_identical_weights(first.model, second.model)
+    [again] = first._engine.sources[id(data)].refetch(1)  # from the checkpoint of step 2
+    np.testing.assert_array_equal(again[0], regression(8)[0][:4])

@@ -8,9 +8,11 @@ import sys
 import keras
 import tensorflow as tf
 
+from looptape.trainer.checkpoints import store as checkpoints
+from looptape.trainer.checkpoints import trainer_state
+from looptape.trainer.counters import Counters
+from looptape.trainer.step.nonfinite import Skips
 from tests.trainer.tools import read_events
-from trainer import checkpoints, persistence
-from trainer.skips import Skips
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TIMING = {"throughput/examples_per_second", "throughput/data_wait"}
@@ -28,7 +30,7 @@ class Killer(keras.callbacks.Callback):
         self._trainer, self._step = trainer, step
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._trainer.host_step >= self._step:
+        if self._trainer._engine.counters.step >= self._step:
             raise Killed
 
 
@@ -37,7 +39,7 @@ class Reborn:
 
     def __init__(self, trainer, data):
         self.trainer = trainer
-        trainer.prepare(iter(data))
+        trainer._engine.prepare(iter(data))
         self._initial = [(v, v.numpy()) for v in self.variables(data)]
 
     def variables(self, data):
@@ -45,17 +47,15 @@ class Reborn:
             def checkpointable(self):
                 return False
 
-        return list(persistence.tracked_state(self.trainer, Nowhere()).values())
+        return list(trainer_state.tracked_state(self.trainer._engine, Nowhere()).values())
 
     def reset(self):
         trainer = self.trainer
         for variable, value in self._initial:
             variable.assign(value)
-        trainer.host_step = trainer.epoch = trainer.rounds = trainer.restores = trainer.timesteps.rows = 0
-        trainer.best_loss = float("inf")
-        trainer.sources.clear()
-        trainer.calls.skips = Skips(trainer)
-        trainer.ledger.take()
+        trainer._engine.counters = Counters(Skips(trainer._engine))
+        trainer._engine.sources.clear()
+        trainer._engine.ledger.take()
         trainer.model.stop_training = False
         return trainer
 

@@ -23,7 +23,7 @@ def test_same_weights(name):
     theirs.compile(OPTIMIZERS[name](), loss="mse")
     history = theirs.fit(dataset(x, y, batch=8), epochs=5, verbose=0, shuffle=False)
     assert_same_weights(ours, theirs)
-    assert trainer.host_step == 20
+    assert trainer._engine.counters.step == 20
     np.testing.assert_allclose(
         trainer.evaluate(dataset(x, y, batch=8))["loss"], theirs.evaluate(x, y, verbose=0), rtol=1e-5
     )
@@ -33,7 +33,7 @@ def test_same_weights(name):
 def test_history_has_the_values_of_keras_with_a_short_last_batch():
     x, y = regression(20)
     ours, theirs = dense_model(), dense_model()
-    from trainer import Trainer
+    from looptape import Trainer
 
     trainer = Trainer(ours, keras.optimizers.SGD(0.1), {"error": mse()}, metrics=[keras.metrics.MeanAbsoluteError()])
     data = dataset(x, y, batch=8)

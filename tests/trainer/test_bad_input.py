@@ -1,12 +1,15 @@
 """What is wrong is said in three parts, in the constructor or at the first trace: received, needed, what to do."""
 
+import errno
+import os
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from looptape import Trainer
 from tests.trainer.tools import dataset, dense_model, linear_model, mse, regression
-from trainer import Trainer
 
 X, Y = regression(16)
 DATA = dataset(X, Y, batch=8)
@@ -25,14 +28,14 @@ PAIR = {"error": mse(), "penalty": mse()}
 CONSTRUCTOR = {
     "no losses": (lambda: Trainer(dense_model(), "sgd"), "There are no losses: `losses` is empty and"),
     "losses not a dict": (lambda: make(losses=[mse()]), "`losses` is a list; it must be a dict of names to losses"),
-    "a loss that is no loss": (lambda: make(losses={"error": 3}), "Loss 'error' is 3; it must be a keras.losses.Loss"),
+    "a number as a loss": (lambda: make(losses={"error": 3}), "Loss 'error' is 3; it must be a keras.losses.Loss"),
     "unknown weight": (
         lambda: make(losses=PAIR, loss_weights={"error": 1, "penality": 1}),
         r"Losses without a weight: \['penalty'\]; weights without a loss: \['penality'\]",
     ),
     "negative weight": (lambda: make(loss_weights={"error": -1.0}), "The weight of loss 'error' is -1.0; it must be"),
     "infinite weight": (lambda: make(loss_weights={"error": float("inf")}), "is inf; it must be finite"),
-    "a weight that is no number": (lambda: make(loss_weights={"error": "big"}), "is 'big'; it must be a number or"),
+    "a word as a weight": (lambda: make(loss_weights={"error": "big"}), "is 'big'; it must be a number or"),
     "accumulation": (lambda: make(accumulation_steps=0), "`accumulation_steps` is 0; it must be at least 1"),
     "accumulation in parts": (
         lambda: make(accumulation_steps=1.5),
@@ -167,49 +170,20 @@ def test_a_workdir_that_cannot_be_written(tmp_path):
         make().fit(DATA, steps=1, workdir=tmp_path / "file" / "below", progress=False)
 
 
-class Unused(keras.Model):
-    """One layer is used, one reaches no loss, one is cut off, one is cast away, one is never called."""
-
-    def __init__(self):
-        super().__init__()
-        names = ("used", "idle", "detached", "counted", "forgotten")
-        self.used, self.idle, self.detached, self.counted, self.forgotten = (
-            keras.layers.Dense(1, name=name, use_bias=False) for name in names
-        )
-        for name in names:
-            getattr(self, name).build((None, 3))
-        self.built = True
-
-    def call(self, x):
-        self.idle(x)
-        count = tf.cast(tf.cast(self.counted(x), tf.int32), tf.float32)
-        return self.used(x) + tf.stop_gradient(self.detached(x)) + count
+def test_checkpoints_without_a_workdir_are_noted(caplog):
+    with caplog.at_level("WARNING", logger="absl"):
+        make().fit(DATA, steps=1, checkpoint_every=1, progress=False)
+    assert "`checkpoint_every` is 1 without `workdir`: no checkpoint is written" in caplog.text
 
 
-def test_why_no_gradient_reaches_a_variable():
-    with pytest.raises(RuntimeError) as caught:
-        make(model=Unused()).fit(DATA, steps=1, progress=False)
-    message = str(caught.value)
-    assert "from any loss (error)" in message
-    assert "idle/kernel: it is read, but nothing that is computed from it enters a loss" in message
-    assert "detached/kernel: its path to the losses is cut by `tf.stop_gradient`" in message
-    assert "counted/kernel: its path to the losses is cut by a cast to int32" in message
-    assert "forgotten/kernel: it is not read in the forward pass" in message
-    assert "used/kernel" not in message
+def test_a_workdir_on_a_full_disk(tmp_path, monkeypatch):
+    """A disk that is full cannot even hold the file of the lock."""
 
+    def full(path, *arguments, **options):
+        if os.path.basename(path) == "lock":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return open(path, *arguments, **options)
 
-def test_the_policy_for_variables_without_a_gradient():
-    class Warning_(Trainer):
-        on_none_gradient = "warn"
-
-    class Ignoring(Trainer):
-        on_none_gradient = "ignore"
-
-    trainer = Warning_(Unused(), "sgd", {"error": mse()})
-    with pytest.warns(UserWarning, match="No gradient reaches"):
-        trainer.fit(DATA, steps=1, progress=False)
-    model = Unused()
-    before = {v.path: v.numpy() for v in model.trainable_variables}
-    Ignoring(model, keras.optimizers.SGD(0.1), {"error": mse()}).fit(DATA, steps=1, progress=False)
-    moved = [v.path for v in model.trainable_variables if not np.array_equal(before[v.path], v.numpy())]
-    assert len(moved) == 1 and "used" in moved[0]
+    monkeypatch.setattr("looptape.trainer.checkpoints.lock.open", full, raising=False)
+    with pytest.raises(ValueError, match="`workdir` .* cannot be used: No space left on device. Free some space"):
+        make().fit(DATA, steps=1, workdir=tmp_path, progress=False)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from losses import summed
+from looptape import Trainer
+from looptape.losses import summed
 from tests.trainer.tools import assert_same_weights, dataset, linear_model, mse, regression, train
-from trainer import Trainer
 
 
 def test_fits_a_line():

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from looptape import Trainer
 from tests.trainer.tools import dataset, dense_model, mse, regression
-from trainer import Trainer
 
 X, Y = regression(32)
 
@@ -28,13 +28,15 @@ def test_changed_loss_weights_are_mentioned_on_resume(tmp_path, caplog):
     make(loss_weights={"error": 1.0}).fit(data, epochs=1, workdir=tmp_path, progress=False)
     with caplog.at_level("WARNING", logger="absl"):
         make(loss_weights={"error": 7.0}).fit(data, epochs=2, workdir=tmp_path, progress=False)
-    assert "The weight of loss 'error' was given as 7; the checkpoint's, 1, goes on." in caplog.text
+    assert "The weight of loss 'error' was given as 7; keeping the checkpoint's value, 1." in caplog.text
 
 
 def test_the_total_keeps_its_name():
-    losses = {"loss": mse(), "other": keras.losses.MeanAbsoluteError()}
-    trainer = Trainer(dense_model(), keras.optimizers.SGD(0.0), losses)
     data = dataset(X, Y, batch=32)
+    second = keras.losses.MeanAbsoluteError()
+    with pytest.raises(ValueError, match="A loss is named 'loss', the name under which a sum of the losses"):
+        Trainer(dense_model(), "sgd", {"loss": mse(), "other": second}).fit(data, epochs=1, progress=False)
+    trainer = Trainer(dense_model(), keras.optimizers.SGD(0.0), {"error": mse(), "other": second})
     history = trainer.fit(data, epochs=1, eval_dataset=data, progress=False).history
     prediction = trainer.predict(data)
     total = np.mean((prediction - Y) ** 2) + np.mean(np.abs(prediction - Y))
@@ -49,7 +51,7 @@ def test_an_evaluation_without_a_valid_element_is_not_the_best():
     history = trainer.fit(
         dataset(X, Y, batch=8), epochs=1, eval_dataset=(X, Y, np.zeros(32, "float32")), progress=False
     ).history
-    assert np.isnan(history["val_loss"][0]) and trainer.best_loss == np.inf
+    assert np.isnan(history["val_loss"][0]) and trainer._engine.counters.best_loss == np.inf
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_small_slips():
         make().fit((X[:0], Y[:0]), epochs=1)
     trainer = make()
     trainer.fit([X, Y], epochs=1, batch_size=16, callbacks=keras.callbacks.EarlyStopping("loss"), progress=False)
-    assert trainer.host_step == 2
+    assert trainer._engine.counters.step == 2
 
 
 # ---- Several inputs and outputs, and the words of Keras.

@@ -1,10 +1,10 @@
-"""What a work directory holds: python -m trainer.checkpoints <work directory, or its `checkpoints`> [--contents]"""
+"""What a work directory holds: looptape checkpoints <work directory, or its `checkpoints`> [--contents]"""
 
 import os
 import sys
 import time
 
-from trainer.checkpoints import DAMAGED, PREFIX, REPLACED, TEMPORARY, Store, read_manifest, verify
+from looptape.trainer.checkpoints.store import DAMAGED, PREFIX, REPLACED, TEMPORARY, Store, read_manifest, verify
 
 
 def report(directory, contents=False):
@@ -42,7 +42,11 @@ def _contents(manifest, all_of_them):
     """Number of variables and values in each section; with `all_of_them` each variable."""
     sections = {}
     for key, content in manifest["contents"].items():
-        sections.setdefault(key.rpartition("_")[0] or key, []).append((manifest["names"][key], content))
+        if "format" in manifest:
+            section, _, path = key.partition("/")
+        else:  # format 1 numbers the variables
+            section, path = key.rpartition("_")[0] or key, manifest["names"][key]
+        sections.setdefault(section, []).append((path, content))
     lines = []
     for section, items in sections.items():
         values = sum(_count(content[0]) for _, content in items if isinstance(content, list))

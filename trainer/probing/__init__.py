@@ -1,12 +1,20 @@
 """Gradients of every time step of a loop, from the ordinary backward pass."""
 
-from trainer.probing.errors import ProbeError
-from trainer.probing.host import Presented, missing_capacity, present, present_examples
-from trainer.probing.loop import recurrent_loop
-from trainer.probing.probes import probe
-from trainer.probing.report import add, scalars, totals, vectors
-from trainer.probing.session import ProbeSession
-from trainer.probing.shares import shares
+from looptape.trainer.probing.errors import ProbeError
+from looptape.trainer.probing.probe_calls import probe
+from looptape.trainer.probing.quantities import shares
+from looptape.trainer.probing.report import (
+    Presented,
+    add,
+    missing_capacity,
+    present,
+    present_examples,
+    scalars,
+    totals,
+    vectors,
+)
+from looptape.trainer.probing.session import ProbeSession
+from looptape.trainer.recurrent.loops.recurrent_loop import recurrent_loop
 
 __all__ = [
     "Presented",

@@ -1,10 +1,10 @@
-"""What cannot be probed, found out before a silent zero can come of it. Each check names the layer and what
+"""Checks that refuse what cannot be probed, before it gives a silent zero. Each check names the layer and what
 to do.
 """
 
 import tensorflow as tf
 
-from trainer.probing import internals
+from looptape.trainer.recurrent import active, internals
 
 
 class ProbeError(RuntimeError):
@@ -39,7 +39,7 @@ def check_place(what, graph):
         what: for the message, such as "The layer 'lstm'".
         graph: the graph in which the session was entered, None if eager.
     """
-    if internals.recording_stopped():
+    if internals.recording_stopped() and not active.in_time_step():
         raise ProbeError(
             f"{what} is inside `tf.recompute_grad` (or `keras.remat`): its forward pass is not "
             "recorded, and no gradient of its time steps comes back. Take it out of the recomputed part, or "
@@ -64,7 +64,8 @@ def refuse_loop(what, kinds):
         inside = "a loop" if "while" in kinds else "a branch (`tf.cond`)"
         raise ProbeError(
             f"{what} runs inside {inside}: the gradients of its runs would be summed over. Call it outside, "
-            "leave it out of the session, or use `probe(name, tensor, (outer, inner))` inside it."
+            "leave it out (`probe_layers` of the trainer, `only` of a session), or use "
+            "`probe(name, tensor, (outer, inner))` inside it."
         )
 
 
@@ -85,7 +86,7 @@ def check_reached(layers, reached, variables_read):
         raise ProbeError(
             f"The weights of {hidden} were used, but their time steps were not seen: the layers are inside a "
             "`tf.function` that was traced before, or call something else than their `inner_loop`. Call the "
-            "undecorated function, or leave these layers out of the session."
+            "undecorated function, or leave these layers out (`probe_layers` of the trainer, `only` of a session)."
         )
 
 
@@ -93,7 +94,7 @@ def check_silent(graph, start):
     """Refuses `probe` calls in functions that were traced before, without a session: they would report nothing.
 
     Args:
-        graph: the graph in which the session was entered, None if eager: then nobody can tell.
+        graph: the graph in which the session was entered, None if eager, where it is unknown.
         start: number of operations that it had by then.
     """
     names = sorted(internals.silent_probes(graph, start)) if graph is not None else []
@@ -124,14 +125,14 @@ def check_differentiable(graph, records):
 def check_static(name, shape):
     if not shape.is_fully_defined():
         raise ProbeError(
-            f"`probe({name!r}, ...)` is to keep whole gradients, but its tensor has the shape [batch, "
+            f"`probe({name!r}, ...)` has to keep whole gradients, but its tensor has the shape [batch, "
             f"*{shape}] in a graph loop. Give the sizes with `tensor.set_shape`, or ask for norms only."
         )
 
 
 def raise_unknown_batch(name):
     raise ProbeError(
-        f"`probe({name!r}, ...)` is to report each example, but the batch size of its tensor is unknown in a "
+        f"`probe({name!r}, ...)` has to report each example, but the batch size of its tensor is unknown in a "
         "graph loop. Pass `batch=tf.shape(inputs)[0]` to the session, or give the tensor a static batch size."
     )
 

@@ -1,11 +1,11 @@
-"""From the gradients of a session's sources to its report: one function for loops, one for `probe` calls."""
+"""Turns the gradients of a session's sources into its report: one function for loops, one for `probe` calls."""
 
 import math
 
 import numpy as np
 import tensorflow as tf
 
-from trainer.probing import errors, measure, probes, report, taps
+from looptape.trainer.probing import errors, probe_calls, quantities, report, taps
 
 
 def read_loop(record, gradients, factor, scale, full):
@@ -23,8 +23,8 @@ def read_loop(record, gradients, factor, scale, full):
     gradients = record.translate(gradients)
     found = {
         group.name: {
-            **measure.examples(record, group, gradients, factor, full),
-            **measure.weights(record, group, gradients, 1.0 / scale),
+            **quantities.examples(record, group, gradients, factor, full),
+            **quantities.weights(record, group, gradients, 1.0 / scale),
         }
         for group in record.groups
     }
@@ -32,7 +32,7 @@ def read_loop(record, gradients, factor, scale, full):
         names = [name.removeprefix(f"{record.name}/") for name in found]
         found = {record.name: merge_cells(list(found.values()), names), **found}
     for name, (label, batched) in record.probes.items():
-        gradient = tf.reverse(gradients[f"probe/{name}"], [0])
+        gradient = gradients[f"probe/{name}"]
         found[label] = _read_loop_probe(record, gradient, batched, factor, scale, full)
     return found
 
@@ -40,10 +40,10 @@ def read_loop(record, gradients, factor, scale, full):
 def _read_loop_probe(record, gradient, batched, factor, scale, full):
     if not batched:
         return {"weight": gradient[:, 0] / tf.cast(scale, tf.float32)}
-    ordered = None if record.valid is None else measure.in_input_time(record, record.valid)
+    ordered = None if record.valid is None else quantities.in_input_time(record, record.valid)
     found = examples_of(gradient, ordered, factor)
     if full:
-        found["state_gradient/0"] = measure.swap(tf.cast(gradient, tf.float32)) * tf.cast(factor, tf.float32)
+        found["state_gradient/0"] = quantities.swap(tf.cast(gradient, tf.float32)) * tf.cast(factor, tf.float32)
     return found
 
 
@@ -111,7 +111,7 @@ def read_probe(record, gradients, factor, scale, full):
     if full:
         whole = tf.cast(_with_visits(record, gradients, "full"), tf.float32)
         if record.batched:
-            found["state_gradient/0"] = measure.swap(whole) * tf.cast(factor, tf.float32)
+            found["state_gradient/0"] = quantities.swap(whole) * tf.cast(factor, tf.float32)
         else:
             found["weight_gradient"] = whole / tf.cast(scale, tf.float32)
     return found
@@ -123,7 +123,7 @@ def read_table(record, gradients, factor, scale):
     if "table" not in record.sources:
         return report.totals({"": _read_visits(record, gradients, factor, scale, False)})[""]
     table = _with_visits(record, gradients, "table", rows=record.rows)
-    columns = dict(zip(probes.COLUMNS, tf.unstack(table[: record.cells], axis=1), strict=True))
+    columns = dict(zip(probe_calls.COLUMNS, tf.unstack(table[: record.cells], axis=1), strict=True))
     sums = {"parts": tf.ones([]), "visits": columns["visits"], "beyond": table[record.cells :, 0]}
     sums |= {name: tf.reduce_sum(columns[name]) for name in ("zeros", "elements", "nonfinite")}
     if record.batched:
@@ -171,7 +171,7 @@ def _read_visits(record, gradients, factor, scale, full):
     valid = tf.broadcast_to(visits[:, tf.newaxis] > 0, tf.shape(stacked)[:2])
     found = {"visits": visits, **examples_of(stacked, valid, factor)}
     if full:
-        found["state_gradient/0"] = measure.swap(tf.cast(stacked, tf.float32)) * tf.cast(factor, tf.float32)
+        found["state_gradient/0"] = quantities.swap(tf.cast(stacked, tf.float32)) * tf.cast(factor, tf.float32)
     return found
 
 
@@ -181,7 +181,7 @@ def _with_visits(record, gradients, key, rows=None):
     table = tf.zeros_like(source) if gradients[key] is None else gradients[key]
     for t in record.visits:
         if gradients[t] is not None:
-            update = probes.update(key, tf.convert_to_tensor(gradients[t]), record.batched)
+            update = probe_calls.update(key, tf.convert_to_tensor(gradients[t]), record.batched)
             table = tf.tensor_scatter_nd_add(table, [[record.row(t)]], tf.cast(update, table.dtype)[tf.newaxis])
     return table if rows else table[: record.cells]
 

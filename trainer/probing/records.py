@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from trainer.probing import internals, lists, taps
+from looptape.trainer.probing import taps
+from looptape.trainer.recurrent import active, internals
 
 
 class Group(NamedTuple):
@@ -24,16 +25,17 @@ class Group(NamedTuple):
 class LoopRecord:
     """The taps of one run of a loop, and their sources.
 
-    `sources` maps keys to tensors whose gradients make the report: `input`, `state/<j>` (of the state that
-    enters a time step), `output` or `outputs` or `last`, `final/<j>`, `weights` or `weight/<k>`, `inner/<i>`
-    (what inner cell i of a stack hands upwards), `probe/<name>`. Gradients of `state`, `output`, `weights`,
-    `weight`, `inner` and `probe` come with the last iteration first.
+    `sources` maps keys to tensors whose gradients make the report: `input`; `recurrent/<j>`, what a time step sends
+    back to state j before it; `state/<j>`, λ of a state where it is not the sum of what is sent back and what arrives
+    at the output; `outputs`, `last` or, with a mask, `external`, what arrives at the output; `after/<j>`, what an
+    action made of λ; `final/<j>`; `weights` or `weight/<k>`; `inner/<i>` (what arrives at the output of inner cell i of
+    a stack from above); `probe/<name>`. Those of the time steps come by iteration, the first one first.
 
     Args:
+        session: the `ProbeSession`.
         root: scalar zero that the tape watches; all ports come from it.
         name: under which to report.
         layout: `loop.Layout`.
-        free_name: function that gives a name that nothing else reports under.
         variables: trainable variables whose use is followed.
         weights: "norms", "full" or None.
         inputs: whether to report their gradient.
@@ -41,12 +43,12 @@ class LoopRecord:
     """
 
     def __init__(
-        self, root, name, layout, free_name, *, variables=(), weights="norms", inputs=True, cells=None, stateful=False
+        self, session, root, name, layout, *, variables=(), weights="norms", inputs=True, cells=None, stateful=False
     ):
+        self._session = session
         self._root = root
         self.name = name
         self.layout = layout
-        self._free_name = free_name
         self.variables = list(variables) if weights else []
         self.weights = weights
         self.inputs = inputs
@@ -75,66 +77,104 @@ class LoopRecord:
         if name in self._discovered:
             raise ValueError(f"Two probes of one time step have the name {name!r}. Give each a name of its own.")
         self._discovered[name] = (tensor, batched)
-        self.probes[name] = (self._free_name(name), batched)
+        self.probes[name] = (self._session.free_name(name), batched)
 
     def discover_inner(self, index, output, alias):
         """The output of an inner cell of a stack, met in the trial run."""
         self.inner[index] = (output, alias)
 
-    def start(self, length, states, output, new_states, masked):
-        """The ports as lists to be carried by the loop, {key: list}, and what they hold, {key: Spec}."""
-        flat, new = keras.tree.flatten(states), keras.tree.flatten(new_states)
-        self.length, self.masked = length, masked
-        alias = next((j for j, state in enumerate(new) if state is output), None)
-        self.make_groups([state.dtype.is_floating for state in flat], alias)
-        ports = {f"state/{j}": self._port(state) for j, state in enumerate(flat) if state.dtype.is_floating}
-        if masked and output.dtype.is_floating:
-            ports["output"] = self._port(output)
-        if self.weights == "norms" and self.variables:
-            ports["weights"] = self._zeros([length, len(self.variables)], None, tf.float32)
-        if self.weights == "full":
-            for index, variable in enumerate(self.variables):
-                ports[f"weight/{index}"] = self._port(internals.read(variable))
+    def start(self, step, length, flat, first, masked, steered=False):
+        """The taps: {key: zeros}, whose gradients the backward loop fills in. `steered`: an action changes λ."""
+        new = keras.tree.flatten(first.states)
+        alias = next((j for j, state in enumerate(new) if state is first.output), None)
+        self._values = [step.value_of(variable) for variable in self.variables]
+        taps = self.start_known(length, flat, alias, first.output, masked, steered)
         for index, (inner, _) in self.inner.items():
             if index < len(self.inner) - 1:
-                ports[f"inner/{index}"] = self._port(inner)
+                taps[f"inner/{index}"] = self._tap(inner)
         for name, (tensor, batched) in self._discovered.items():
-            ports[f"probe/{name}"] = self._port(tensor) if batched else self._zeros([length, 1], None, tf.float32)
-        self.sources.update(ports)
-        unstacked = {key: lists.unstack(port) for key, port in ports.items()}
-        return {key: items for key, (items, _) in unstacked.items()}, {k: spec for k, (_, spec) in unstacked.items()}
+            taps[f"probe/{name}"] = self._tap(tensor) if batched else self._zeros([length, 1], [None, 1], tf.float32)
+        self.sources.update(taps)
+        return taps
+
+    def start_known(self, length, flat, alias, output, masked, steered, apart=False):
+        """As `start`, for a cell without inner cells and `probe` calls.
+
+        Args:
+            length: number of time steps.
+            flat: initial states.
+            alias: position of the state that is the output, or None.
+            output: that of some time step.
+            masked: whether there is a mask.
+            steered: whether an action changes λ.
+            apart: whether λ is reported by itself, because it is not the sum of what is sent back and what arrives.
+        """
+        self.length, self.masked = length, masked
+        self.make_groups([state.dtype.is_floating for state in flat], alias)
+        real = [j for j, state in enumerate(flat) if state.dtype.is_floating]
+        taps = {f"recurrent/{j}": self._tap(flat[j]) for j in real}
+        own = [j for group in self.groups if apart or group.alias is None for j in group.states]
+        taps |= {f"state/{j}": self._tap(flat[j]) for j in own}
+        if steered:
+            taps |= {f"after/{j}": self._tap(flat[j]) for j in real}
+        if masked and output.dtype.is_floating:
+            taps["external"] = self._tap(output)
+        if self.weights == "norms" and self.variables:
+            taps["weights"] = self._zeros([length, len(self.variables)], [None, len(self.variables)], tf.float32)
+        if self.weights == "full":
+            for index, variable in enumerate(self.variables):
+                taps[f"weight/{index}"] = self._tap(internals.read(variable))
+        self.sources.update(taps)
+        return taps
 
     # In a time step.
 
-    def tap_states(self, flat, ports):
-        """The states that enter a time step."""
-        keys = [f"state/{j}" for j in range(len(flat))]
-        return [taps.tap(state, ports[key]) if key in ports else state for key, state in zip(keys, flat, strict=True)]
+    def repeating(self):
+        """A context for time steps that are computed again."""
+        return active.reactivated(self._session)
 
-    def tap_output(self, output, ports):
-        """The output of a time step before a mask acts on it."""
-        return taps.tap(output, ports["output"]) if "output" in ports else output
+    def mark(self, key, tensor, marks):
+        """`tensor`; what its gradient is in this time step will be reported."""
+        marks[key] = tensor = tf.identity(tensor)
+        return tensor
 
-    def tap_inner(self, index, output, ports):
+    def mark_inner(self, index, output, marks):
         """What an inner cell hands to the one above."""
-        key = f"inner/{index}"
-        return taps.tap(output, ports[key]) if key in ports else output
+        return self.mark(f"inner/{index}", output, marks) if index < len(self.inner) - 1 else output
 
-    def tap_probe(self, name, tensor, ports):
-        """A `probe` whose t is the index of this loop."""
-        port = ports[f"probe/{name}"]
-        if self._discovered[name][1]:
-            return taps.tap(tensor, port)
-        return taps.tap_norms([tensor], port)[0]
+    def read_step(self, found, weights, outputs, states):
+        """{key: what is kept} of a time step, beside what it is given. Traced in the backward loop.
 
-    def tap_weights(self, ports, scope):
-        """{id(variable): its value for this time step}. `scope`: where values are looked up first, or None."""
-        values = [internals.read(variable, scope) for variable in self.variables]
-        if self.weights == "norms" and values:
-            values = taps.tap_norms(values, ports["weights"])
+        Args:
+            found: {key: gradient} of the states, the output (`external`) and the marks.
+            weights: {id(value): gradient} of the values that the weights were read from.
+            outputs: {key: tensor}, the output (under the empty key) and the marks.
+            states: all states after the time step, flat.
+        """
+        kept = {}
+        for group in self.groups:
+            if group.alias is None:
+                key = group.external if group.external.startswith("inner/") else ""
+                kept |= self._direct(group, outputs[key], found[key or "external"], found, states)
+        gradients = [weights.get(id(value)) for value in self._values]
+        gradients = [
+            tf.zeros(variable.shape, variable.dtype) if gradient is None else gradient
+            for gradient, variable in zip(gradients, self.variables, strict=True)
+        ]
+        if self.weights == "norms" and gradients:
+            kept["weights"] = taps.stack_norms(gradients)
         elif self.weights == "full":
-            values = [taps.tap(value, ports[f"weight/{index}"]) for index, value in enumerate(values)]
-        return {id(variable): value for variable, value in zip(self.variables, values, strict=True)}
+            kept |= {f"weight/{index}": gradient for index, gradient in enumerate(gradients)}
+        for name, (_, batched) in self._discovered.items():
+            if not batched:
+                kept[f"probe/{name}"] = taps.stack_norms([found[f"probe/{name}"]])
+        return kept
+
+    def _direct(self, group, output, arriving, found, states):
+        """{`state/<j>`: λ} of a cell whose output is computed from its states."""
+        own = [states[j] for j in group.states]
+        direct = internals.symbolic_gradients([output], own, [arriving], own)
+        return {f"state/{j}": found[f"later/{j}"] + part for j, part in zip(group.states, direct, strict=True)}
 
     # After the loop.
 
@@ -153,18 +193,18 @@ class LoopRecord:
 
     def is_reached(self, gradients):
         """Whether any gradient came back. `gradients`: {key: gradient or None} of `sources`."""
-        kinds = ("state", "weights", "weight", "probe")
+        kinds = ("recurrent", "weights", "weight", "probe")
         return any(value is not None for key, value in gradients.items() if key.split("/")[0] in kinds)
 
     def translate(self, gradients):
-        """What `trainer.probing.measure` reads."""
+        """What `trainer.probing.quantities` reads."""
         return gradients
 
     def make_groups(self, floating, alias):
         """`floating`: for each state whether it has a gradient; `alias`: which of them is the output, or
         None.
         """
-        external = "output" if self.masked else ("outputs" if self.layout.return_sequences else "last")
+        external = "external" if self.masked else ("outputs" if self.layout.return_sequences else "last")
         if not self.cells:
             members = [j for j, ok in enumerate(floating) if ok]
             self.groups = [Group(self.name, members, alias, external, range(len(self.variables)), True)]
@@ -184,7 +224,7 @@ class LoopRecord:
             )
             start += count
 
-    def _port(self, like):
+    def _tap(self, like):
         shape = tf.concat([[self.length], tf.shape(like)], axis=0)
         static = tf.TensorShape([self.length if isinstance(self.length, int) else None]).concatenate(like.shape)
         return self._zeros(shape, static, like.dtype)

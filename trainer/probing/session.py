@@ -13,11 +13,13 @@ import contextlib
 
 import tensorflow as tf
 
-from trainer.probing import active, errors, internals, probes, reading, report, shares, taps
-from trainer.probing.layers import describe_cells, find_layers, layout_of, make_loop
-from trainer.probing.loop import is_stepped
-from trainer.probing.records import LoopRecord
-from trainer.probing.steps import StepRecord
+from looptape.trainer.probing import errors, probe_calls, quantities, reading, report, taps
+from looptape.trainer.probing.records import LoopRecord
+from looptape.trainer.probing.stepped_record import StepRecord
+from looptape.trainer.recurrent import active, internals
+from looptape.trainer.recurrent.core import run_probed
+from looptape.trainer.recurrent.layers import describe_cells, find_layers, layout_of, run_by, select_layers
+from looptape.trainer.recurrent.loops.recurrent_loop import is_stepped
 
 
 class ProbeSession:
@@ -40,6 +42,7 @@ class ProbeSession:
         batch: number of examples of this batch, a scalar tensor; only needed for `per_example` or `full` in
             graph loops over tensors whose batch size is unknown.
         tape: the tape to use, if it watches nothing by itself (`watch_accessed_variables=False`).
+        only: names or patterns of the layers to probe; None for all that are found.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class ProbeSession:
         capacity=None,
         batch=None,
         tape=None,
+        only=None,
     ):
         if weights not in (True, False, "full"):
             raise ValueError(f"`weights` is {weights!r}; it must be True, False or 'full'.")
@@ -60,7 +64,7 @@ class ProbeSession:
         self._inputs, self._full, self._per_example, self._batch = inputs, full, per_example, batch
         self._capacity = dict(capacity or {})
         self._tape = tape
-        self._layers = find_layers(layers)
+        self._layers = select_layers(find_layers(layers), only)
         for name, layer in self._layers.items():
             errors.check_layer(layer, name)
         self._names = {id(layer): name for name, layer in self._layers.items()}
@@ -76,7 +80,7 @@ class ProbeSession:
         self._root = self._make_root()
         with contextlib.ExitStack() as stack:
             stack.enter_context(active.activated(self))
-            stack.enter_context(internals.replaced_loops(self._layers.values(), make_loop))
+            stack.enter_context(run_by(self, self._layers.values()))
             self._watcher = stack.enter_context(internals.watch_variables())
             self._stack = stack.pop_all()
         return self
@@ -98,9 +102,16 @@ class ProbeSession:
 
     # Called from inside the forward pass.
 
-    def wants(self, layer):
-        """Whether a call of this layer here and now is to be probed."""
-        return id(layer) in self._names and not internals.is_symbolic() and not active.is_discovering()
+    def probes(self, layer):
+        """Whether a layer that is called now is to be probed."""
+        return id(layer) in self._names and not active.is_discovering()
+
+    def run_layer(self, call):
+        """Runs a recurrent layer and probes it; see `layers.run_by`."""
+        layer = call.layer
+        if not self.probes(layer):
+            return None
+        return run_probed(call, self.open_layer(layer))
 
     def open_layer(self, layer):
         """A `LoopRecord` for one call of a Keras layer."""
@@ -112,7 +123,7 @@ class ProbeSession:
             layout_of(layer),
             variables=getattr(layer.cell, "trainable_variables", ()),
             cells=describe_cells(layer.cell),
-            stateful=layer.stateful,
+            stateful=active.carries(layer),
         )
 
     def open_loop(self, name, layout):
@@ -123,7 +134,7 @@ class ProbeSession:
     def _add_loop(self, name, layout, **options):
         kind = StepRecord if is_stepped(layout) else LoopRecord
         options |= {"weights": self._weights, "inputs": self._inputs}
-        self._loops[name] = record = kind(self._root, name, layout, self.free_name, **options)
+        self._loops[name] = record = kind(self, self._root, name, layout, **options)
         return record
 
     def free_name(self, name):
@@ -140,7 +151,7 @@ class ProbeSession:
         if name not in self._probes:
             if self.free_name(name) != name:
                 raise ValueError(f"`probe({name!r}, ...)` has the name of a probed layer. Give it another name.")
-            self._probes[name] = probes.ProbeRecord(name, batched, len(t), self._capacity_of(name, len(t)))
+            self._probes[name] = probe_calls.ProbeRecord(name, batched, len(t), self._capacity_of(name, len(t)))
         record = self._probes[name]
         record.check(batched, len(t))
         known = tuple(_known(index) for index in t)
@@ -151,7 +162,7 @@ class ProbeSession:
         return record.tap_row(tensor, t)
 
     def _capacity_of(self, name, depth):
-        capacity = self._capacity.get(name, probes.DEFAULT_CAPACITY.get(depth, 8))
+        capacity = self._capacity.get(name, probe_calls.DEFAULT_CAPACITY.get(depth, 8))
         return tuple(capacity) if isinstance(capacity, (tuple, list)) else (capacity,) * depth
 
     # After the forward pass.
@@ -190,6 +201,12 @@ class ProbeSession:
                 found |= {record.name, *(group.name for group in record.groups), *labels}
         return found
 
+    @property
+    def cells(self):
+        """{name: class of the cell} of the layers that were called, for advice."""
+        named = {name: type(getattr(layer, "cell", layer)).__name__ for name, layer in self._layers.items()}
+        return {name: named[name.split("_call_")[0]] for name in self._loops if name.split("_call_")[0] in named}
+
     def report(self, gradients, examples=1.0, scale=1.0):
         """Per-example values, `{layer: {quantity: tensor}}`; see `trainer.probing.report`. Eager or traced.
 
@@ -223,7 +240,7 @@ class ProbeSession:
 
     def products(self, gradients):
         """{layer: [losses, losses, time]}: inner products of the losses' state gradients, for
-        `trainer.probing.shares`.
+        `trainer.probing.quantities`.
 
         They add up over micro-batches and replicas. `probe` in graph loops has them with `full=True` only.
 
@@ -234,11 +251,11 @@ class ProbeSession:
         for parts in zip(*[self._split(own) for own in gradients], strict=True):
             record, own = parts[0][0], [gradient for _, gradient in parts]
             if isinstance(record, LoopRecord):
-                found |= shares.loop_products(record, own)
+                found |= quantities.loop_products(record, own)
             else:
                 whole = [reading.whole_gradient(record, gradient) for gradient in own]
                 if record.batched and any(gradient is not None for gradient in whole):
-                    found[record.name] = shares.tensor_products(whole)
+                    found[record.name] = quantities.tensor_products(whole)
         return found
 
     def sum_check(self, gradients, variables, variable_gradients):

@@ -9,42 +9,25 @@ import threading
 
 import tensorflow as tf
 
-from trainer.probing import internals
+from looptape.trainer.recurrent import internals
 
 # Up to this many elements the norm of a weight's gradient is taken in float64 at once; a cast of a larger one
 # costs.
 _SMALL = 4_096
 # Squares below this are not trusted in float32: the smallest normal number is 1.2e-38.
 _TINY = 1e-30
+_LIFT = 2.0**63  # brings the squares of smaller numbers into the range
 _ZERO: list = []
 
 
 @tf.custom_gradient
 def tap(tensor, port):
-    """`tensor`; its gradient goes on, and to `port`, which has the same shape."""
+    """Returns `tensor`. Its gradient passes through and is also sent to `port`, which has the same shape."""
 
     def gradient(upstream):
         return upstream, upstream
 
     return tf.identity(tensor), gradient
-
-
-def tap_norms(tensors, port):
-    """`tensors`; their gradients go on, and the norm of each to `port` of shape [len(tensors)].
-
-    A weight that is used several times in a time step is tapped once, before all its uses. Grappler sums the uses
-    first and adds the time steps before and after them last: the tap leaves that order as it is.
-    """
-
-    @tf.custom_gradient
-    def tapped(port, *tensors):
-        def gradient(*upstream):
-            # Not to be differentiated again under nested tapes: a norm has no derivative at 0.
-            return (tf.stop_gradient(stack_norms(upstream, port.dtype)), *upstream)
-
-        return [tf.identity(tensor) for tensor in tensors], gradient
-
-    return tapped(port, *tensors)
 
 
 def stack_norms(tensors, dtype=tf.float32):
@@ -84,12 +67,15 @@ def row_squares(tensor, axis):
     """Sums of squares over all axes from `axis` on, in float64. For large tensors, outside of loops."""
     if tensor.dtype.size != 4 or axis == tensor.shape.rank or internals.in_xla():
         return _row_squares64(tensor, axis)  # XLA fuses the cast
-    quick = tf.math.reduce_euclidean_norm(tensor, axis=list(range(axis, tensor.shape.rank)))
-    return tf.cond(
-        tf.reduce_min(quick) > _TINY**0.5,
-        lambda: tf.square(tf.cast(quick, tf.float64)),
-        lambda: _row_squares64(tensor, axis),
-    )
+    axes = list(range(axis, tensor.shape.rank))
+    quick = tf.math.reduce_euclidean_norm(tensor, axis=axes)
+    small = quick < _TINY**0.5
+
+    def lifted():
+        larger = tf.math.reduce_euclidean_norm(tensor * _LIFT, axis=axes)
+        return tf.where(small, tf.cast(larger, tf.float64) / _LIFT, tf.cast(quick, tf.float64))
+
+    return tf.square(tf.cond(tf.reduce_any(small), lifted, lambda: tf.cast(quick, tf.float64)))
 
 
 def row_zeros(tensor, axis):

@@ -1,0 +1,1 @@
+"""The rules that turn rows into sentences."""

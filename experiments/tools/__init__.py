@@ -1,0 +1,1 @@
+"""Programs around a run: sweeps, comparisons, lists, reproduction, new experiments, serving."""

@@ -1,0 +1,1 @@
+"""Combiners that need only the loss values: one backward pass per update."""

@@ -1,0 +1,1 @@
+"""The loss functions, one file for each family."""

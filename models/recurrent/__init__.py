@@ -1,0 +1,1 @@
+"""Recurrent cells, and the layer that runs any cell on Looptape's own loop."""

@@ -1,0 +1,1 @@
+"""Data: adapters to `tf.data`, the source with its position, batches."""

@@ -1,0 +1,1 @@
+"""Explains what went wrong: reports of non-finite updates, dry runs, the summary."""

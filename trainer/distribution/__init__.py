@@ -1,0 +1,1 @@
+"""Several workers and replicas."""

@@ -1,0 +1,1 @@
+"""Loggers beside TensorBoard: files of rows, MLflow, Weights & Biases."""

@@ -1,0 +1,1 @@
+"""The host's loop of `fit`: schedule, callbacks, signals, recovery."""

@@ -1,0 +1,1 @@
+"""Optimizers: groups by pattern, fused kernels, the loss scale."""

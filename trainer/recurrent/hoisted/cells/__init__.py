@@ -1,0 +1,1 @@
+"""The equations of LSTM, GRU and SimpleRNN, cut for the hoisted loops."""

@@ -1,0 +1,1 @@
+"""The recurrent loops, forwards and backwards, and the cells that they run."""

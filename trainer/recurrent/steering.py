@@ -1,0 +1,183 @@
+"""Selects the actions on each recurrent layer's gradient, as one function for its backward loop."""
+
+import contextlib
+import difflib
+
+import numpy as np
+import tensorflow as tf
+
+from looptape.trainer.recurrent import internals
+from looptape.trainer.recurrent.actions import Cut, Moment
+
+
+class LayerState(str):
+    """The name of a layer; `state` says which of its states is meant: 0 is the hidden one, 1 an LSTM's cell."""
+
+    state: int = 0
+
+
+class Steering:
+    """The actions of a trainer.
+
+    Args:
+        actions: a sequence of actions for every recurrent layer, or {layer: sequence}.
+        hook: `(layer, t, gradient) -> gradient`, called after the actions for each state; or None.
+        window: cut the gradient every so many time steps, before all other actions; or None.
+
+    Attributes: `eager`, whether the forward pass that is about to run is not traced; whoever runs it says so.
+    """
+
+    def __init__(self, actions=(), hook=None, window=None):
+        self._actions = check_actions(actions)
+        self._hook = hook
+        self._window = () if window is None else (Cut(every=window),)
+        self.eager = False
+        self.step = np.int64(0)
+        self.units = 1.0
+        self.is_paused = False
+        self.needs_units = bool(self)
+        self._seen = set()  # names of the layers that were run
+
+    def __bool__(self):
+        return bool(self._actions or self._hook or self._window)
+
+    def set(self, step, units):
+        """What holds for the backward passes that follow: the updates made, and the units of the limits."""
+        self.step, self.units = step, units
+
+    def now(self):
+        """(step, units) of the backward pass that is computed."""
+        if not self.eager or tf.executing_eagerly() or internals.in_xla():
+            return self.step, self.units
+        # An eager update traces a loop, also backwards, before `set` is called. The values are read when it runs.
+        read = tf.numpy_function(lambda: (np.int64(self.step), np.float32(self.units)), [], [tf.int64, tf.float32])
+        return [tf.ensure_shape(value, []) for value in read]
+
+    @contextlib.contextmanager
+    def paused(self):
+        """A context in which nothing acts: for those who want to know the gradient as it is."""
+        kept, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = kept
+
+    @contextlib.contextmanager
+    def cutting(self, window):
+        """A context in which layers that are run have their gradient cut every `window` time steps; None: nowhere."""
+        kept, self._window = self._window, () if window is None else (Cut(every=window),)
+        try:
+            yield
+        finally:
+            self._window = kept
+
+    def check_layers(self, names):
+        """Raises if nothing could be acted on, or actions are given for a layer that there is not.
+
+        Args:
+            names: the recurrent layers of the model; named `recurrent_loop`s that were run count as well.
+        """
+        names = {*names, *self._seen}
+        if self and not names:
+            raise ValueError(
+                "`timestep_actions`, `bptt_window` or `transform_timestep_gradient` are given, and the model has no "
+                "recurrent layer that they could act on. Leave them out, or give a loop of your own a name: "
+                "`recurrent_loop(…, name=…)`."
+            )
+        for name in self._actions if isinstance(self._actions, dict) else ():
+            if name not in names:
+                near = difflib.get_close_matches(name, list(names), 1)
+                hint = f"Did you mean {near[0]!r}?" if near else "Name one of them."
+                raise ValueError(
+                    f"`timestep_actions` are given for the layer {name!r}; the recurrent layers are {sorted(names)}. "
+                    f"{hint}"
+                )
+
+    def on(self, layer):
+        """The actions on one layer, in order."""
+        own = self._actions.get(layer, ()) if isinstance(self._actions, dict) else self._actions
+        return (*self._window, *own)
+
+    def act_for(self, layer):
+        """The `Act` for the backward loop of a layer, or None if nothing acts on it."""
+        self._seen.add(layer)
+        actions = self.on(layer)
+        if self.is_paused or not (actions or self._hook is not None):
+            return None
+        return Act(self, layer, actions)
+
+    def moments(self):
+        """`(layer, t) -> Moment` for an action in a user's own loop, to be asked in the backward pass.
+
+        It gives None while nothing may act.
+        """
+        self.needs_units = True
+        return lambda layer, t: None if self.is_paused else Moment(t, *self.now(), layer)
+
+    def hooked(self, layer, t, gradients):
+        """Gradients by the hook, which sees those of an example's own loss, as the logs do."""
+        if self._hook is None:
+            return gradients
+        found = []
+        for number, gradient in enumerate(gradients):
+            name = LayerState(layer)
+            name.state = number
+            units = tf.cast(self.now()[1], gradient.dtype)
+            new = self._hook(name, t, gradient * units)
+            if new is None:
+                raise ValueError(
+                    f"`transform_timestep_gradient` returned None for the gradient of layer {layer!r}; it must return "
+                    "a gradient of the same shape. End it with `return gradient`."
+                )
+            new = tf.convert_to_tensor(new)
+            if new.dtype != gradient.dtype or not new.shape.is_compatible_with(gradient.shape):
+                raise ValueError(
+                    f"`transform_timestep_gradient` returned {new.shape} {new.dtype.name} for a gradient "
+                    f"{gradient.shape} {gradient.dtype.name} of layer {layer!r}; shape and type must stay. Cast the "
+                    "result, or keep the batch axis."
+                )
+            found.append(tf.math.divide_no_nan(new, units))
+        return found
+
+
+class Act:
+    """All actions on one layer, as its backward loop calls them; see `adjoint_loop.AdjointLoop`."""
+
+    def __init__(self, steering, layer, actions):
+        self._steering, self._layer = steering, layer
+        self._first = [action for action in actions if action.carried]
+        self._then = [action for action in actions if not action.carried]
+
+    @property
+    def carried(self):
+        """`(t, gradients, sender) -> gradients` of what time step `sender` sent back; None if nothing acts on that."""
+        return self._on_carried if self._first else None
+
+    def _on_carried(self, t, gradients, sender):
+        return list(gradients) if self._steering.is_paused else self._run(self._first, t, gradients, sender)
+
+    def __call__(self, t, gradients, valid=None):
+        """λ_t as it travels on."""
+        if self._steering.is_paused:
+            return list(gradients)
+        return self._steering.hooked(self._layer, t, self._run(self._then, t, gradients))
+
+    def _run(self, actions, t, gradients, sender=None):
+        moment = Moment(t, *self._steering.now(), self._layer, sender)
+        for action in actions:
+            gradients = action(gradients, moment)
+        return list(gradients)
+
+
+def check_actions(actions):
+    """A tuple of actions, or {layer: tuple of actions}."""
+    if isinstance(actions, dict):
+        return {name: check_actions(own) for name, own in actions.items()}
+    listed = actions if isinstance(actions, list | tuple) else [actions]
+    for action in listed:
+        if not callable(action) or not hasattr(action, "carried") or isinstance(action, type):
+            raise TypeError(
+                f"`timestep_actions` has {action!r}; each must be an action such as looptape.timesteps.ClipNorm(1.0). "
+                "For a function of your own override `Trainer.transform_timestep_gradient`."
+            )
+    return tuple(listed)

@@ -1,0 +1,1 @@
+"""Reports of an update beside its new weights: the packed row of sums, probes, health."""

@@ -1,0 +1,1 @@
+"""Logging: running sums, scalars, event files, time-step vectors, heat maps."""
