@@ -26,6 +26,25 @@ AXE = pathlib.Path(__file__).parent / "axe" / "axe.min.js"
 LEFT, TOP, RIGHT, BOTTOM = 1, 1, 15, 22
 
 
+# Calls back when the number of answers, the size of the page and all canvases were the same for 400 ms, at most after 10 s.
+STEADY = """
+const done = arguments[arguments.length - 1], begin = performance.now();
+const look = () => JSON.stringify([performance.getEntriesByType('resource').length, innerWidth,
+  document.documentElement.scrollHeight, ...[...document.querySelectorAll('canvas')].map((canvas) => {
+    const {width, height, top} = canvas.getBoundingClientRect();
+    return [width, height, top, canvas.width, canvas.height];
+  })]);
+let last = look(), since = begin;
+const check = () => {
+  const now = performance.now(), seen = look();
+  if (seen !== last) [last, since] = [seen, now];
+  if (now - since >= 400 || now - begin >= 10000) done();
+  else setTimeout(check, 50);
+};
+check();
+"""
+
+
 def missing():
     """Why there is no browser to test with, or None."""
     try:
@@ -93,7 +112,12 @@ class Page:
         self.until(lambda: self.run("return document.body?.dataset.ready === 'true'"), "the dashboard")
         if tiles is not None:
             self.until_drawn(tiles)
+        self.until_steady()
         return self
+
+    def until_steady(self):
+        """Waits until no answer has come and nothing has moved for a while: places measured from now on stay true."""
+        self.browser.execute_async_script(STEADY)
 
     def until_drawn(self, tiles):
         self.until(
@@ -101,7 +125,7 @@ class Page:
             f"{tiles} heat maps",
         )
 
-    def until(self, condition, what, secs=15):
+    def until(self, condition, what, secs=40):
         end = time.monotonic() + secs
         while True:
             found = condition()
@@ -145,6 +169,7 @@ class Page:
         self.run("arguments[0].scrollIntoView({block: 'center'})", plot)
         drawn = "return arguments[0].querySelector('canvas').style.width !== ''"
         self.until(lambda: self.run(drawn, plot), f"the heat map of {run}, {layer}")
+        self.until_steady()
         size = plot.size
         x = LEFT + (size["width"] - LEFT - RIGHT) * (column + 0.5) / time_steps
         share = (step - steps[0]) / (steps[1] - steps[0])
@@ -180,9 +205,10 @@ class Page:
         return self.until(pointed, "the tooltip")[0].split("\n")
 
     def pixel(self, canvas, x, y):
-        """The colour of a canvas's pixel as #rrggbb."""
+        """The colour of a canvas's pixel as #rrggbb; an `x` below 0 counts from the right edge as it is then."""
         red, green, blue, _ = self.run(
-            "return [...arguments[0].getContext('2d').getImageData(arguments[1], arguments[2], 1, 1).data]",
+            "const [canvas, x, y] = arguments; const left = x < 0 ? x + canvas.width : x;"
+            "return [...canvas.getContext('2d').getImageData(left, y, 1, 1).data]",
             canvas,
             x,
             y,
