@@ -26,7 +26,7 @@ AXE = pathlib.Path(__file__).parent / "axe" / "axe.min.js"
 LEFT, TOP, RIGHT, BOTTOM = 1, 1, 15, 22
 
 
-# Calls back when the number of answers, the size of the page and all canvases were the same for 400 ms, at most after 10 s.
+# Calls back when the number of answers, the size of the page and all canvases stay the same for 400 ms, or after 10 s.
 STEADY = """
 const done = arguments[arguments.length - 1], begin = performance.now();
 const look = () => JSON.stringify([performance.getEntriesByType('resource').length, innerWidth,
