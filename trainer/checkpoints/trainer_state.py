@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from looptape.trainer.checkpoints import store as checkpoints
-from looptape.trainer.checkpoints.contents import compatibility, snapshot, state_names
+from looptape.trainer.checkpoints.contents import compatibility, layer_paths, snapshot, state_names
 from looptape.trainer.distribution import workers
 from looptape.trainer.optim.optimizer_groups import trained_by
 from looptape.trainer.variables import path_of, raw
@@ -30,9 +30,8 @@ def tracked_state(trainer, source):
 
 def _pieces(trainer):
     """(name, variable) of every piece of state. A new piece is one line here. Format 1 relies on this order."""
-    model, forward = trainer.model, trainer.forward_state.variables()
-    outside = trainer.outside
-    names = state_names.Names([model, *outside.roots], [*forward, *(v for _, v in outside.pieces)])
+    model, forward, outside = trainer.model, trainer.forward_state.variables(), trainer.outside
+    names = _names(trainer)
     metrics = {id(v): f"metrics/{n}/{v.name}" for n, metric in trainer.metrics.items() for v in metric.variables}
     yield from ((f"model/{names.of(v)}", v) for v in model.variables)
     yield from ((metrics.get(id(v)) or f"forward/{names.of(v)}", v) for v in forward)
@@ -52,6 +51,16 @@ def _pieces(trainer):
         yield from ((f"spikes{label}/{path_of(v)}", v) for v in (guard.variables if guard else ()))
     for attribute, v in outside.pieces:
         yield checkpoints.OUTSIDE + (f"{attribute}/" if attribute else "") + names.of(v), v
+
+
+def _names(trainer):
+    outside = trainer.outside
+    further = [*trainer.forward_state.variables(), *(v for _, v in outside.pieces)]
+    return state_names.Names([trainer.model, *outside.roots], further)
+
+
+def _layer_paths(trainer, state):
+    return layer_paths.describe(trainer.model, trainer.outside, _names(trainer), state)
 
 
 def take(trainer, source, loop, callbacks, *, score=None):
@@ -86,6 +95,7 @@ def take(trainer, source, loop, callbacks, *, score=None):
         "environment": compatibility.environment(),
     }
     step, state = trainer.counters.step, tracked_state(trainer, source)
+    host["layer_paths"] = _layer_paths(trainer, state)
     trainer.whole_copies.take()
     if trainer.workers.count > 1:
         trainer.workers.check_same(weights=workers.bytes_of([raw(variable) for variable in trainer.model.variables]))
@@ -110,6 +120,7 @@ def restore(trainer, source, store):
     compatibility.compare_settings(host.get("settings"), trainer, source, path)
     state = tracked_state(trainer, source)
     compatibility.compare_order(manifest, state, path)
+    layer_paths.compare(host.get("layer_paths"), _layer_paths(trainer, state), path)
     try:
         trainer.restored_arrays = checkpoints.load(path, state)
     except tf.errors.NotFoundError as error:  # the only part whose contents are not compared before

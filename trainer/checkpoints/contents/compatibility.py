@@ -201,7 +201,7 @@ def compare_settings(before, trainer, source, path):
 
 
 def other_data(before, source, path):
-    """Warns that a checkpoint holds a position in different data."""
+    """The text of the error for a checkpoint that holds a position in different data."""
     known = f": {pipeline.operations(before['data'])}" if before else ""
     return (
         f"The checkpoint {path} holds a position in other data{known}; now they are "
@@ -261,7 +261,10 @@ def describe_losses(trainer):
 
 
 def compare_losses(before, now, path):
-    """Weights and the state of combiners are restored by the order of the losses, whatever their names."""
+    """Refuses other losses, another order of them, and another combiner; warns of other options.
+
+    Loss weights are restored by name, but a combiner's state is vectors with one entry for each loss, in their order.
+    """
     for (old_names, old_kind, old), (names, kind, new) in zip(before, now, strict=False):
         if old_names != names:
             raise ValueError(
@@ -279,7 +282,10 @@ def compare_losses(before, now, path):
 
 
 def compare_optimizers(host, trainer, path):
-    """Slots are restored by their order: Adam's would go into another optimizer unnoticed."""
+    """Refuses optimizers of other classes, whose slots of one name may mean something else; warns of other options.
+
+    Also warns of a learning rate or a schedule that was given otherwise.
+    """
     before, now = host["optimizers"], describe_optimizers(trainer)
     if [kind for kind, _ in before] != [kind for kind, _ in now]:
         raise ValueError(
