@@ -5,10 +5,14 @@
 E is the error and s_t the state after time step t, so that J_tᵀ λ_t is what step t sends back to the state before it. A
 zero tensor δ_t is added to every state: the gradient of E with respect to it is λ_t. With λ and the states at hand, all
 J_tᵀ λ_t are one vector-Jacobian product of the cell, with time as a part of the batch.
+
+A cell whose output y_t is not one of its states makes it before δ_t is added. Then λ_t is the gradient with respect to
+δ_t plus (∂y_t/∂s_t)ᵀ e_t, where e_t arrives at the output; the derivative holds the other states constant.
 """
 
 import dataclasses
 import difflib
+import functools
 from typing import Any, NamedTuple
 
 import keras
@@ -36,7 +40,7 @@ class Omega:
         layer: the name of a recurrent layer; the only one by default.
         form: "immediate", the paper's: λ_t and the states are constants, and the gradient only reaches the cell's
             weights in J_t; "full": the derivative of Ω itself, through the states and through λ, a second derivative
-            of the loop.
+            of the loop. TensorFlow's own of `LayerNormalization` is not exact: `tf.nn.moments` holds the mean constant.
 
     >>> penalty = Omega("rnn")
     """
@@ -88,10 +92,10 @@ def omega(model, compute, layer=None, form="immediate"):
     run = runner.runs[0]
     if form == "immediate":
         with internals.unrecorded():
-            adjoints = tape.gradient(error, run.taps, unconnected_gradients="zero")
+            adjoints = _adjoints(tape, error, run)
         run = Run(*tf.nest.map_structure(tf.stop_gradient, run[:5]), *run[5:])
     else:
-        adjoints = tape.gradient(error, run.taps, unconnected_gradients="zero")
+        adjoints = _adjoints(tape, error, run)
     return result, *_values(run, adjoints)
 
 
@@ -103,7 +107,8 @@ class Run(NamedTuple):
     before: Any  # states before each time step, all in one
     mask: Any  # [batch, time]: valid time steps
     initial: Any  # nested states
-    step: Any  # `(inputs, states flat in one) -> new states in one`, of any batch size
+    step: Any  # `(inputs, states all in one) -> (output, [new state])`, of any batch size
+    reads: Any  # the zeros that were added to the outputs; None where the output is a state
 
 
 def _find(wanted, layers):
@@ -116,6 +121,32 @@ def _find(wanted, layers):
     return wanted.layer
 
 
+def _adjoints(tape, error, run):
+    """λ [batch, time, states all in one]."""
+    if run.reads is None:
+        return tape.gradient(error, run.taps, unconnected_gradients="zero")
+    later, arriving = tape.gradient(error, [run.taps, run.reads], unconnected_gradients="zero")
+    flat = [_flat(x) for x in (run.inputs, run.before, arriving)]
+    # Outside of a graph nothing can be differentiated with other results held constant.
+    direct = functools.partial(_through_output, run.step)
+    if tf.executing_eagerly():
+        direct = tf.function(direct, autograph=False).get_concrete_function(*flat)
+    return later + tf.cast(tf.reshape(direct(*flat), tf.shape(later)), later.dtype)
+
+
+def _through_output(step, inputs, before, arriving):
+    """(∂y/∂s)ᵀ e of single time steps, all states in one. Traced."""
+    output, after = step(inputs, before)
+    found = internals.symbolic_gradients([output], after, [tf.cast(arriving, output.dtype)], after)
+    return tf.concat(found, axis=-1)
+
+
+def _flat(x):
+    """[batch · time, …], of [batch, time, …]."""
+    flat = tf.reshape(x, tf.concat([[-1], tf.shape(x)[2:]], 0))
+    return tf.ensure_shape(flat, [None, *x.shape[2:]])
+
+
 def _values(run, adjoints):
     """(Ω_t [batch, time] in float32, weights): the square of how far ‖J_tᵀ λ_t‖ / ‖λ_t‖ is from 1."""
     adjoints = tf.cast(adjoints, tf.float32)
@@ -125,13 +156,11 @@ def _values(run, adjoints):
     adjoints = tf.math.divide_no_nan(adjoints, tf.where(counts[..., tf.newaxis], largest, 1.0))
     adjoints = tf.where(counts[..., tf.newaxis], adjoints, tf.ones_like(adjoints))
     batch, time, size = tf.unstack(tf.shape(run.before))
-    flat = lambda x: tf.reshape(x, tf.concat([[batch * time], tf.shape(x)[2:]], 0))  # noqa: E731
-    before, inputs = flat(run.before), tf.ensure_shape(flat(run.inputs), [None, *run.inputs.shape[2:]])
-    before = tf.ensure_shape(before, [None, run.before.shape[-1]])
+    before, inputs = _flat(run.before), _flat(run.inputs)
     with tf.GradientTape() as tape:
         tape.watch(before)
-        after = run.step(inputs, before)
-    sent = tape.gradient(after, before, output_gradients=tf.cast(flat(adjoints), after.dtype))
+        after = tf.concat(run.step(inputs, before)[1], axis=-1)
+    sent = tape.gradient(after, before, output_gradients=tf.cast(_flat(adjoints), after.dtype))
     sent = tf.reshape(tf.cast(sent, tf.float32), [batch, time, size])
     ratio = _norm(sent) / _norm(adjoints)
     valid = tf.cast(run.mask, tf.int32)
@@ -181,12 +210,16 @@ class _Runner:
         mask = tf.ones([batch, time], tf.bool) if call.mask is None else tf.cast(call.mask, tf.bool)
         if layer.go_backwards:
             x, mask = tf.reverse(x, [1]), tf.reverse(mask, [1])
-        outputs = cell.output_of(found)
+        outputs, reads = cell.output_of(found), None
+        if not cell.output_is_state:
+            reads = tf.zeros_like(outputs)
+            self.tape.watch(reads)
+            outputs += reads if call.mask is None else _repeated(reads, mask)
         if call.mask is not None and layer.zero_output_for_mask:
             outputs = tf.where(mask[..., tf.newaxis], outputs, tf.zeros_like(outputs))
         structure = call.initial_state
-        step = lambda x, flat: cell.states_after(x, flat, structure)  # noqa: E731
-        self.runs.append(Run(x, taps, before, mask, initial, step))
+        step = lambda x, flat: cell.stepped(x, flat, structure)  # noqa: E731
+        self.runs.append(Run(x, taps, before, mask, initial, step, reads))
         return outputs[:, -1], outputs, states
 
     def _check(self, call):
@@ -215,6 +248,15 @@ def _reported(call, record, found):
     return tf.nest.pack_sequence_as(found, [x + zero for x, zero in zip(tf.nest.flatten(found), zeros, strict=True)])
 
 
+def _repeated(steps, mask):
+    """[batch, time, …] with the last valid time step at each masked one, as a loop repeats it; 0 before the first."""
+    valid_first = tf.argsort(tf.cast(~mask, tf.int32), axis=1, stable=True)
+    count = tf.cumsum(tf.cast(mask, tf.int32), axis=1)
+    latest = tf.gather(valid_first, tf.maximum(count - 1, 0), batch_dims=1)
+    repeated = tf.gather(steps, latest, batch_dims=1)
+    return tf.where(count[..., tf.newaxis] > 0, repeated, tf.zeros_like(repeated))
+
+
 class _TappedCell:
     """A cell whose inputs end with numbers to be added to its states, and whose output is all states in one."""
 
@@ -232,6 +274,10 @@ class _TappedCell:
         parts = flat if self._alias is not None else [*flat, output]
         return tf.concat(parts, axis=-1), keras.tree.pack_sequence_as(new, flat)
 
+    @property
+    def output_is_state(self):
+        return self._alias is not None
+
     def output_of(self, found):
         """The cell's own outputs, from those of all time steps."""
         total = sum(self._sizes)
@@ -240,8 +286,8 @@ class _TappedCell:
         start = sum(self._sizes[: self._alias])
         return found[..., start : start + self._sizes[self._alias]]
 
-    def states_after(self, inputs, before, structure):
-        """The new states, all in one, without taps."""
+    def stepped(self, inputs, before, structure):
+        """(output, [new state]) of the states all in one, without taps."""
         states = keras.tree.pack_sequence_as(structure, tf.split(before, self._sizes, axis=-1))
-        _, new = self._cell(tf.cast(inputs, before.dtype), states, **self._options)
-        return tf.concat(keras.tree.flatten(new), axis=-1)
+        output, new = self._cell(tf.cast(inputs, before.dtype), states, **self._options)
+        return output, keras.tree.flatten(new)
