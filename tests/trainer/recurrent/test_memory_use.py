@@ -50,3 +50,9 @@ def test_memory_per_time_step_is_that_of_keras():
 @pytest.mark.long
 def test_a_hundred_thousand_time_steps():
     assert growth("sqrt", 8, 100_000, 16, 64) < 1500
+
+
+@pytest.mark.long
+def test_few_states_take_little_memory():
+    """In one loop over stretches, so that the program does not grow with their number. Includes copies of the data."""
+    assert growth("sqrt", 32, 10_000, 32, 128) < 0.3 * growth("keras", 32, 10_000, 32, 128)

@@ -59,7 +59,7 @@ class Action:
     def at(self, begin, later):
         """The same for a stretch; see `AdjointPass.at`. All stretches share one compiled function."""
         found = copy.copy(self)
-        found.begin, found.later = tf.constant(begin), tf.constant(later)
+        found.begin, found.later = tf.convert_to_tensor(begin), tf.convert_to_tensor(later)
         return found
 
     def place(self):
@@ -78,9 +78,9 @@ class Action:
 class AdjointPass:
     """One run of a recurrence as a function of tensors, with gradients of its own."""
 
-    again = False  # whether the backward pass computes everything again
     view = None  # function that gives the inputs, if they are not among the arguments and need no gradient
     sequences = True  # whether the results begin with all outputs
+    total = staticmethod(tf.add_n)  # the sum of a list of tensors
 
     def __init__(self, recurrence, has_bias, mask, shown, act, choose, keys):
         self.recurrence = recurrence
@@ -90,12 +90,6 @@ class AdjointPass:
         self.act = act  # `Action` or None
         self.choose = choose  # whether the loops are compiled
         self.keys = keys
-
-    def for_stretches(self, again, sequences):
-        """The same, for the stretches of a sequence without a mask."""
-        found = copy.copy(self)
-        found.again, found.sequences = again, sequences
-        return found
 
     def at(self, begin, later, view=None):
         """The same for the stretch that begins at the iteration `begin`; `later`: another one follows."""
@@ -121,16 +115,7 @@ class AdjointPass:
             ran = self._run(arguments)
 
         def gradient(*upstream):
-            return self._twice_differentiable(arguments, upstream, backwards)
-
-        def backwards(upstream):
-            if not self.again:
-                return self._backwards(arguments, ran, upstream)
-            # Not before its turn, and not merged with the run of the forward pass.
-            with tf.control_dependencies(upstream):
-                repeated = [tf.identity(tensor) for tensor in arguments]
-                once_more = self._run(repeated)
-            return self._backwards(repeated, once_more, upstream)
+            return self._twice_differentiable(arguments, upstream, lambda above: self._backwards(arguments, ran, above))
 
         outputs = [self._show(ran.after[0])] if self.sequences else []
         return (*outputs, *ran.final), gradient
@@ -171,7 +156,7 @@ class AdjointPass:
         )
         own = zip(parts.cut(ran.inputs, 1), starts, ran.forward, deltas, operands, strict=True)
         of_inputs, of_weights = zip(*(self._gradients(weights[0], *each) for each in own), strict=True)
-        of_weights = [tf.add_n(each) for each in zip(*of_weights, strict=True)]
+        of_weights = [self.total(each) for each in zip(*of_weights, strict=True)]
         of_states = parts.join_all(first, 0)
         of_inputs = parts.join_all(of_inputs, 1) if self.view is None else ()
         return *of_inputs, *of_states, *of_weights, *report.read(self.keys.taps, found)

@@ -17,10 +17,10 @@ import tensorflow as tf
 from looptape.trainer.recurrent import internals
 from looptape.trainer.recurrent.hoisted import compilation
 from looptape.trainer.recurrent.hoisted.adjoint_pass import Action, AdjointPass, Keys
+from looptape.trainer.recurrent.hoisted.recomputed_pass import RecomputedPass
 
 STRETCH = 2**20  # numbers in one state of a stretch
 MOST_STRETCHES = 16
-MOST_RECOMPUTED = 100  # each is traced by itself
 
 
 def run(
@@ -42,8 +42,8 @@ def run(
     """Runs a cell over time, as `keras.layers.LSTM` and its like do. Eager or traced.
 
     Args:
-        inputs: [time, batch, features]; or a list of `Stretch`, as `recomputed_stretches` cuts them. Then the backward
-            pass computes each stretch again, and there is no mask.
+        inputs: [time, batch, features]; or `Recomputed`, whose stretches the backward pass computes again. Then there
+            is no mask.
         initial_states: one tensor per state, [batch, units].
         weights: (kernel, recurrent kernel, bias or None) of the Keras cell, as tensors of the dtype of `inputs`.
         mask: [time, batch], False where a time step is skipped: the states stay; the output is that of the time step
@@ -60,49 +60,51 @@ def run(
         compiled: whether XLA compiles the two loops: True, False, "auto" (by measured sizes), or a `CompiledShapes`,
             which decides like "auto" up to its number of shapes. `taps` have no say in it.
         name: of the layer, for warnings.
-        sequences: False if nobody needs the outputs of all time steps. Only a list of stretches heeds it.
+        sequences: False if nobody needs the outputs of all time steps. Only `Recomputed` inputs heed it.
 
     Returns:
         The outputs, [time, batch, units], or without `sequences` None; a tuple of the final states; the last output,
         which needs none of the others.
     """
-    again = isinstance(inputs, list)
+    again = isinstance(inputs, Recomputed)
     inputs = inputs if again else tf.convert_to_tensor(inputs)
     if mask is not None:
         mask = tf.cast(mask, tf.bool)[..., tf.newaxis]
     if go_backwards:
-        inputs = [piece.reversed() for piece in reversed(inputs)] if again else tf.reverse(inputs, [0])
+        inputs = inputs.reversed() if again else tf.reverse(inputs, [0])
         mask = None if mask is None else tf.reverse(mask, [0])
     initial = tuple(tf.convert_to_tensor(state) for state in initial_states)
     weights = tuple(None if weight is None else tf.convert_to_tensor(weight) for weight in weights)
     shown = None if mask is None else mask if zero_output_for_mask else _begun(mask)
-    length = sum(piece.length for piece in inputs) if again else _length(inputs)
+    length = inputs.length if again else _length(inputs)
     act = None if act is None else Action(act, go_backwards, length)
     keys = Keys(tuple(taps or ()), tuple(reported), name)
     choose = _choice(compiled, length, initial[0])
-    both_ways = AdjointPass(recurrence, weights[2] is not None, mask, shown, act, choose, keys)
-    given = (weights if weights[2] is not None else weights[:2]), list((taps or {}).values())
+    given = recurrence, weights[2] is not None, mask, shown, act, choose, keys
+    weights, taps = (weights if weights[2] is not None else weights[:2]), list((taps or {}).values())
     if again:
-        return _in_stretches(both_ways.for_stretches(True, sequences), inputs, initial, *given)
+        return _recomputed(given, inputs, initial, weights, taps, sequences)
+    both_ways = AdjointPass(*given)
     sizes = stretches(inputs.shape, initial[0].shape[-1]) if mask is None and act is None else None
     if sizes is not None:
-        pieces = [Stretch(piece, size) for piece, size in zip(tf.split(inputs, sizes), sizes, strict=True)]
-        return _in_stretches(both_ways, pieces, initial, *given)
-    outputs, *final = both_ways(inputs, *initial, *given[0], *given[1])
+        return _in_stretches(both_ways, inputs, sizes, initial, weights, taps)
+    outputs, *final = both_ways(inputs, *initial, *weights, *taps)
     return outputs, tuple(final), outputs[-1]
 
 
-class Stretch(NamedTuple):
-    """Some time steps of the inputs."""
+class Recomputed(NamedTuple):
+    """Inputs of a loop that keeps the states of every `stride`-th time step and computes the others again."""
 
-    inputs: Any  # [time, batch, features]; or a function that gives them, whose gradient nobody wants
+    inputs: Any  # [time, batch, features]; or a function (begin, size) that gives some, whose gradient nobody wants
     length: int
+    stride: int
 
     def reversed(self):
         """The same time steps, the last one first."""
-        if callable(self.inputs):
-            return Stretch(lambda: tf.reverse(self.inputs(), [0]), self.length)
-        return Stretch(tf.reverse(self.inputs, [0]), self.length)
+        if not callable(self.inputs):
+            return self._replace(inputs=tf.reverse(self.inputs, [0]))
+        view = self.inputs
+        return self._replace(inputs=lambda begin, size: tf.reverse(view(self.length - begin - size, size), [0]))
 
 
 def stretches(shape, units):
@@ -123,30 +125,34 @@ def stretches(shape, units):
     return [(length + place) // number for place in range(number)]
 
 
-def recomputed_stretches(length, stride):
-    """The lengths of the stretches of a sequence whose states are kept every `stride` time steps. All integers."""
-    number = min(-(-length // stride), MOST_RECOMPUTED)
-    number = next((n for n in range(number, min(2 * number, MOST_RECOMPUTED + 1)) if length % n == 0), number)
-    return [(length + place) // number for place in range(number)]
+def even_stride(length, stride):
+    """`stride`, or a smaller one that leaves no time steps over, if there is one above half of it. All integers."""
+    number = -(-length // stride)
+    return next((length // n for n in range(number, 2 * number) if length % n == 0), min(stride, length))
 
 
-def _in_stretches(both_ways, pieces, states, weights, taps):
-    sizes = [piece.length for piece in pieces]
+def _in_stretches(both_ways, inputs, sizes, states, weights, taps):
     begin, outputs = 0, []
-    for (now, size), *own in zip(pieces, *(tf.split(tap, sizes) for tap in taps), strict=True):
+    for now, size, *own in zip(tf.split(inputs, sizes), sizes, *(tf.split(tap, sizes) for tap in taps), strict=True):
         # Not before it is its turn: its projection takes memory.
         with tf.control_dependencies(states if begin else None):
-            view = now if callable(now) else None
-            given = [] if view is not None else [tf.identity(now)]
-            stretch = both_ways.at(begin, begin + size < sum(sizes), view)
-            results = stretch(*given, *states, *weights, *own)
+            stretch = both_ways.at(begin, begin + size < sum(sizes))
+            found, *states = stretch(tf.identity(now), *states, *weights, *own)
         begin += size
-        if both_ways.sequences:
-            outputs.append(results[0])
-        states = results[both_ways.sequences :]
-    if not both_ways.sequences:
-        return None, tuple(states), states[0]
+        outputs.append(found)
     return tf.concat(outputs, 0), tuple(states), outputs[-1][-1]
+
+
+def _recomputed(given, inputs, states, weights, taps, sequences):
+    stride = even_stride(inputs.length, inputs.stride)
+    view = inputs.inputs if callable(inputs.inputs) else None
+    both_ways = RecomputedPass(*given, length=inputs.length, stride=stride, view=view, sequences=sequences)
+    arguments = *states, *weights, *taps
+    results = both_ways(*arguments) if view is not None else both_ways(inputs.inputs, *arguments)
+    if not sequences:
+        return None, tuple(results), results[0]
+    outputs, *final = results
+    return outputs, tuple(final), outputs[-1]
 
 
 def _begun(mask):

@@ -1,8 +1,5 @@
 """The Keras layers that run in the hoisted form: LSTM, GRU and SimpleRNN with their standard activations."""
 
-import functools
-import itertools
-
 import keras
 import tensorflow as tf
 
@@ -78,9 +75,9 @@ def inner_loop(
         if record is not None:
             options |= _reporting(record, inputs, states, mask, weights, options.get("act"))
         inputs = prepared(inputs)
-        inputs = inputs if stride is None else _cut(inputs, stride)
+        inputs = inputs if stride is None else both_ways.Recomputed(inputs, inputs.shape[0], stride)
     else:
-        inputs = _cut_batch_first(sequences, stride, prepared, wanted)
+        inputs = _recomputed(sequences, stride, prepared, wanted)
     outputs, states, last = _run(cell)(
         inputs,
         states,
@@ -117,21 +114,16 @@ def stride_of(call, memory):
     return not tf.is_tensor(found), found
 
 
-def _cut(inputs, stride):
-    """The stretches of inputs [time, batch, features]."""
-    sizes = both_ways.recomputed_stretches(inputs.shape[0], stride)
-    return [both_ways.Stretch(piece, size) for piece, size in zip(tf.split(inputs, sizes), sizes, strict=True)]
+def _recomputed(sequences, stride, prepared, wanted):
+    """Inputs [batch, time, features] for a loop with a stride. None is copied before its turn if `wanted` is False."""
+    length = sequences.shape[1]
 
+    def view(begin, size):
+        batch, features = tf.shape(sequences)[0], sequences.shape[2]
+        piece = tf.slice(sequences, [0, begin, 0], [batch, size, features])
+        return prepared(tf.transpose(tf.ensure_shape(piece, [sequences.shape[0], size, features]), [1, 0, 2]))
 
-def _cut_batch_first(sequences, stride, prepared, wanted):
-    """The stretches of inputs [batch, time, features]. None is copied before its turn if no gradient is wanted."""
-    sizes = both_ways.recomputed_stretches(sequences.shape[1], stride)
-
-    def piece(end, size):
-        return prepared(tf.transpose(sequences[:, end - size : end], [1, 0, 2]))
-
-    cuts = [functools.partial(piece, end, size) for end, size in zip(itertools.accumulate(sizes), sizes, strict=True)]
-    return [both_ways.Stretch(cut() if wanted else cut, size) for cut, size in zip(cuts, sizes, strict=True)]
+    return both_ways.Recomputed(view(0, length) if wanted else view, length, stride)
 
 
 def _reporting(record, inputs, states, mask, weights, act):
