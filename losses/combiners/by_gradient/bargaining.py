@@ -12,8 +12,9 @@ class FairGrad(DirectionCombiner):
     """Fair resource allocation (Ban 2024): the direction that maximises the alpha-fair utility of the losses' gains.
 
     The weights solve G w = w^(-1/alpha), so every loss falls. With alpha 1 the update always has the length sqrt(K),
-    whatever the gradients are; to train more slowly, lower the learning rate. If a positive combination of the
-    gradients vanishes, no such direction exists, and the weights are computed as if all gradients were orthogonal.
+    whatever the gradients are; to train more slowly, lower the learning rate. If a convex combination of the unit
+    gradients is shorter than 1e-6, no such direction exists, and the weights are computed as if all gradients were
+    orthogonal.
 
     Args:
         alpha: 1 is Nash bargaining; small values approach the sum, large ones favour the worst-off loss.
@@ -43,12 +44,10 @@ def fairgrad(matrix, alpha, present):
     """
     norms, cosines, alive, largest = directions(matrix, present)
     alpha = float(alpha)
-    sizes = tf.pow(norms, tf.constant(1.0 / alpha - 1.0, tf.float64))
-    lengths = equal_shares(cosines, sizes, alpha, alive)
-    gained = tf.linalg.matvec(cosines, tf.where(alive, lengths, 0.0))
-    owed = sizes * tf.pow(lengths, tf.constant(-1.0 / alpha, tf.float64))
-    exists = tf.reduce_all(tf.where(alive, tf.abs(gained - owed) <= 1e-3 * owed, True))
-    lengths = tf.where(exists, lengths, tf.pow(sizes, tf.constant(alpha / (1.0 + alpha), tf.float64)))
+    logs = None if alpha == 1 else (1.0 / alpha - 1.0) * tf.math.log(norms)
+    lengths, exists = equal_shares(cosines, logs, alpha, alive)
+    orthogonal = tf.ones_like(norms) if logs is None else tf.exp(alpha / (1.0 + alpha) * logs)
+    lengths = tf.where(exists, lengths, orthogonal)
     scale = tf.pow(largest, tf.constant(-2.0 * alpha / (1.0 + alpha), tf.float64))
     return tf.where(alive, scale * lengths / norms, mean_weights(present))
 
