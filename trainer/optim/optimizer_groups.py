@@ -113,6 +113,12 @@ def trained_by(optimizer):
     return [variable for member in members for variable in member._trainable_variables]
 
 
+def takes_any_size(optimizer):
+    """Whether the optimizer is known not to square gradients: their squares may overflow, and moments remember it."""
+    members = optimizer.values() if isinstance(optimizer, OptimizerGroup) else [optimizer]
+    return all(type(member) in (keras.optimizers.SGD, keras.optimizers.Lion) for member in members)
+
+
 def check_built_for(optimizer, variables):
     """Complains about an optimizer that was used with another model."""
     if isinstance(optimizer, OptimizerGroup) or not optimizer.built:

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from looptape.trainer.optim import fused_kernels
-from looptape.trainer.optim.optimizer_groups import OptimizerGroup
+from looptape.trainer.optim.optimizer_groups import OptimizerGroup, takes_any_size
 from looptape.trainer.step.forward.loss_weights import refuse_metrics_named_like_losses
 from looptape.trainer.step.gradients import combination, stages
 from looptape.trainer.step.gradients.own_stages import OwnStages
@@ -99,7 +99,8 @@ class Pipeline:
         gradients, total, coefficients = combined.gradients, combined.total, combined.coefficients
         if not minimizer.name:  # others log their losses below their names
             refuse_metrics_named_like_losses(plan.names, owner.metrics)
-        norm = stages.global_norm(gradients)
+        # Where the optimizer squares gradients that are not clipped, those whose squares overflow are refused.
+        norm = stages.global_norm(gradients, owner.clip_norm is not None or takes_any_size(self.optimizer))
         self.build(variables)
         examined = ExaminedUpdate(owner, variables, gradients) if owner.mode.examining else None
         limited = gradients

@@ -98,3 +98,28 @@ def test_a_run_of_non_finite_updates_names_the_loss_that_broke_first():
     with pytest.raises(FloatingPointError, match=message):
         trainer.fit(dataset(X, Y, batch=8).repeat(), steps=100, progress=False)
     assert trainer._engine.counters.step == 9
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "clip_norm", "skips"), [("SGD", None, 0), ("Adam", 1.0, 0), ("SGD", 1.0, 0), ("Adam", None, 3)]
+)
+def test_gradients_whose_squares_overflow(optimizer, clip_norm, skips):
+    """They are finite, and a small rate or clipping makes a step of them; Adam's second moments would stay infinite."""
+    size = 2.0**67
+    inputs, targets = np.ones((4, 1), "float32"), np.zeros((4, 1), "float32")
+    updated = []
+    for scale in (1.0, size):
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        rate = 0.1 if clip_norm else 0.1 / scale
+        run = Trainer(
+            model,
+            getattr(keras.optimizers, optimizer)(rate),
+            {"error": lambda batch, outputs, scale=scale: scale * tf.square(outputs[:, 0])},
+            clip_norm=clip_norm,
+        )
+        run.fit(dataset(inputs, targets, batch=4).repeat(), steps=3, progress=False)
+        updated.append(model.layers[-1].kernel.numpy())
+    assert run._engine.counters.skips.total == skips
+    if not skips:
+        np.testing.assert_allclose(updated[1], updated[0], rtol=1e-5)
+        assert updated[0][0, 0] < 0.9

@@ -90,12 +90,22 @@ def combine(gradients, weights=None, shared=None):
     return combined
 
 
-def global_norm(gradients):
-    """The norm of all gradients together, a float32 scalar; of half precision from squares in float32."""
+def global_norm(gradients, exact=False):
+    """The norm of all gradients together, a float32 scalar; of half precision from squares in float32.
+
+    Squares in float32 overflow from gradients of 1.8e19 on. If `exact`, the norm is then computed again in float64.
+    """
     if any(gradient.dtype != tf.float32 for gradient in gradients):
         widest = tf.float64 if any(gradient.dtype == tf.float64 for gradient in gradients) else tf.float32
         gradients = [tf.cast(to_dense(gradient), widest) for gradient in gradients]
-    return tf.cast(tf.linalg.global_norm(gradients), tf.float32)
+    quick = tf.cast(tf.linalg.global_norm(gradients), tf.float32)
+    if not exact:
+        return quick
+
+    def again():
+        return tf.cast(tf.linalg.global_norm([tf.cast(to_dense(each), tf.float64) for each in gradients]), tf.float32)
+
+    return tf.cond(tf.math.is_finite(quick), lambda: quick, again)
 
 
 def clip(gradients, norm, clip_norm):

@@ -45,6 +45,18 @@ def test_a_norm_of_half_precision_is_taken_in_float32():
     assert stages.global_norm([tf.fill([4], tf.constant(300.0, tf.float16))]).numpy() == pytest.approx(600.0)
 
 
+@pytest.mark.parametrize("size", [1e20, 1e38])
+def test_an_exact_norm_takes_gradients_whose_squares_overflow(size):
+    gradients = [tf.constant([3.0, 0.0]) * size, tf.IndexedSlices(tf.constant([[2.0]]) * size, [1], [3, 1])]
+    norm = tf.function(lambda: stages.global_norm(gradients, exact=True), autograph=False)()
+    if size == 1e20:
+        assert norm.numpy() == pytest.approx(13**0.5 * size) and np.isinf(stages.global_norm(gradients).numpy())
+        np.testing.assert_allclose(stages.clip(gradients[:1], norm, 1.0)[0], [3 / 13**0.5, 0.0], rtol=1e-6)
+    else:
+        assert np.isinf(norm.numpy())  # the norm itself is above the range of float32
+    assert np.isnan(stages.global_norm([tf.constant([np.nan])], exact=True).numpy())
+
+
 def test_averages_follow_their_variables():
     mean, variable = tf.Variable([1.0]), tf.Variable([3.0])
     for _ in range(3):
