@@ -2,14 +2,14 @@
 
 import dataclasses
 import pathlib
-import struct
+import warnings
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto import event_pb2
 from tensorboard.util import tensor_util
 
-from looptape.dashboard import health_rows, metadata
+from looptape.dashboard import event_records, health_rows, metadata
 from looptape.dashboard.server.series import stack
 
 _SCALAR = {"kind": "scalar"}
@@ -30,8 +30,8 @@ class Run:
 def read_run(directory):
     """Returns the `Run` of a directory's event files, in the order they were written.
 
-    A step that is written again, as after a resume, counts once with its later value. A record that is cut off ends
-    its file.
+    A step that is written again, as after a resume, counts once with its later value. A damaged record is left out
+    with a warning, one that is cut off at the end of a file without.
     """
     scalars, arrays, descriptions = {}, {}, {}
     for path in sorted(pathlib.Path(directory).glob("events.out.tfevents.*")):
@@ -61,19 +61,19 @@ def total_losses(run):
 
 
 def _events(path):
-    with open(path, "rb") as file:
-        while True:
-            header = file.read(12)  # length, and its checksum
-            if len(header) < 12:
-                return
-            (length,) = struct.unpack("<Q", header[:8])
-            body = file.read(length)
-            if len(body) < length or len(file.read(4)) < 4:
-                return
-            try:
-                yield event_pb2.Event.FromString(body)
-            except DecodeError:
-                return
+    records, _ = event_records.read_records(path)
+    others = 0
+    for record in records:
+        try:
+            yield event_pb2.Event.FromString(record)
+        except DecodeError:
+            others += 1
+    if others:
+        warnings.warn(
+            f"{path} holds records that are no events: {others} of {len(records)}, which are left out. Keep only event "
+            "files under names of this kind.",
+            stacklevel=3,
+        )
 
 
 def _take(step, value, scalars, arrays, descriptions):

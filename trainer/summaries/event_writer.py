@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorboard.plugins.audio import metadata as audio_metadata
 
-from looptape.trainer.summaries.event_records import read_records, size
+from looptape.dashboard.event_records import read_records, size
 
 _SCALAR = summary_pb2.SummaryMetadata(
     plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name="scalars"), data_class=summary_pb2.DATA_CLASS_SCALAR

@@ -7,8 +7,8 @@ import keras
 import pytest
 
 from looptape import Trainer
+from looptape.dashboard.event_records import read_records
 from looptape.trainer.summaries import event_writer, scalars
-from looptape.trainer.summaries.event_records import read_records
 from tests.reliability.tools import TIMING, Killed, rows
 from tests.trainer.tools import dataset, dense_model, mse, read_events, regression
 
