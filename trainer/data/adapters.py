@@ -36,7 +36,7 @@ def as_dataset(data, batch_size=32, *, training=False, repeat=False, workers=Non
         return data.dataset(repeat=repeat, **own)
     if isinstance(data, keras.utils.PyDataset):
         dataset = _from_batches(lambda: _passes(data, trial), data[0])
-    elif is_arrays(data):
+    elif is_examples(data):
         dataset = _from_arrays(data, batch_size, training)
     elif _is_function(data):
         dataset = _from_function(data)
@@ -53,7 +53,7 @@ def check_data(data):
     """Refuses what `as_dataset` refuses, as far as that is known without making a batch."""
     if isinstance(data, tf.data.Dataset | IndexedData | keras.utils.PyDataset):
         return
-    if is_arrays(data):
+    if is_examples(data):
         _count(tf.nest.flatten(tf.nest.map_structure(converted, _without_lists(data))))
     elif not (_is_function(data) or hasattr(data, "__next__") or _is_loader(data)):
         raise TypeError(_unknown(data))
@@ -64,13 +64,14 @@ def _is_function(data):
 
 
 def _is_loader(data):
-    return hasattr(data, "__iter__") and not isinstance(data, tuple | list | dict | set | str | bytes)
+    other = isinstance(data, tuple | list | dict | set | str | bytes)
+    return is_batches(data) or (hasattr(data, "__iter__") and not other)
 
 
 def _unknown(data):
     return (
         f"The dataset is {_kind(data)}; it must be a tf.data.Dataset of batches, arrays like (x, y), a "
-        "looptape.IndexedData, a keras.utils.PyDataset, a loader of batches (PyTorch, Grain), or a function that "
+        "looptape.IndexedData, a keras.utils.PyDataset, a loader or a list of batches, or a function that "
         "returns an iterator of batches. Use e.g. tf.data.Dataset.from_tensor_slices((x, y)).batch(32), or "
         "np.asarray on lists."
     )
@@ -115,6 +116,34 @@ def is_arrays(data):
     """Whether the data are arrays or tensors, or a structure of nothing else."""
     leaves = tf.nest.flatten(data) if isinstance(data, tuple | list | dict) or is_array(data) else []
     return bool(leaves) and all(map(is_array, leaves))
+
+
+def is_examples(data):
+    """Whether the data are arrays of all examples, which are cut into batches here."""
+    return is_arrays(data) and not is_batches(data)
+
+
+def is_batches(data):
+    """Whether this is a list of batches, such as [(x, y), (x, y)], and not [inputs, targets], each a tuple of arrays.
+
+    Batches are alike: they have the same structure, ranks and types. Where they also have equally many examples, as
+    inputs and targets do, their further axes must be equal.
+    """
+    if not isinstance(data, list) or not data or not all(isinstance(member, tuple | list | dict) for member in data):
+        return False
+    if not is_arrays(data):
+        return False
+    plain = [tf.nest.map_structure(converted, _without_lists(member)) for member in data]
+    kinds = [tf.nest.map_structure(lambda leaf: f"{leaf.dtype} {len(leaf.shape)}", batch) for batch in plain]
+    if any(kind != kinds[0] for kind in kinds):
+        return False
+    shapes = [[tuple(leaf.shape) for leaf in tf.nest.flatten(batch)] for batch in plain]
+    counts = {shape[:1] for batch in shapes for shape in batch}
+    return (
+        len(data) > 3
+        or len(counts) > 1
+        or all([s[1:] for s in batch] == [s[1:] for s in shapes[0]] for batch in shapes)
+    )
 
 
 def _without_lists(arrays):

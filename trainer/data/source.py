@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from looptape.trainer import arguments
 from looptape.trainer.data import batches, pipeline
-from looptape.trainer.data.adapters import as_dataset, converted, is_arrays
+from looptape.trainer.data.adapters import as_dataset, converted, is_examples
 from looptape.trainer.data.indexed_data import IndexedData
 from looptape.trainer.data.literal_path import literal
 from looptape.trainer.data.resumability import has_clock, loose_ends, runs_python
@@ -323,7 +323,7 @@ def open_source(sources, data, batch_size, repeat, workers, change=lambda datase
     """
     key: Any = id(data)
     batch_size = arguments.check_integer("batch_size", batch_size, 1, "It is the number of examples in a batch.")
-    if is_arrays(data):
+    if is_examples(data):
         leaves = tf.nest.flatten(data)
         # Arrays may have been written to since the last time.
         contents = tuple(pipeline.checksum_of_all(converted(leaf)) for leaf in leaves)
@@ -349,7 +349,7 @@ def open_source(sources, data, batch_size, repeat, workers, change=lambda datase
         else:
             source = Source(data, change(as_dataset(data, batch_size, training=True, repeat=repeat)))
     sources[key] = source  # the latest is the last
-    copies = [other for other, kept in sources.items() if is_arrays(kept.data)]
+    copies = [other for other, kept in sources.items() if is_examples(kept.data)]
     for other in copies[:-_KEPT_ARRAYS]:
         del sources[other]
     return source

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from looptape import Trainer
+from looptape.trainer.data import adapters
 from tests.trainer.tools import (
     assert_identical_weights,
     assert_same_weights,
@@ -54,6 +55,29 @@ def test_python_batches_equal_a_dataset(make):
     ours, oracle = fit(make(), epochs=1), fit(dataset(X, Y, batch=8), epochs=1)
     assert ours._engine.counters.step == 4
     assert_same_weights(ours.model, oracle.model, 1e-7)
+
+
+@pytest.mark.parametrize("kind", [tuple, list, lambda pair: {"inputs": pair[0], "targets": pair[1]}])
+def test_a_list_of_batches_equals_a_dataset(kind):
+    """Also of two batches of one size, where it might be taken for inputs and targets."""
+    data = [kind((X[start : start + 10], Y[start : start + 10])) for start in (0, 10)]
+    oracle = fit(dataset(X[:20], Y[:20], batch=10), epochs=2)
+    ours = fit(data, epochs=2, eval_dataset={"first": data[:1], "both": data}, eval_every=2)
+    assert ours._engine.counters.step == 4
+    assert_same_weights(ours.model, oracle.model, 1e-7)
+    assert ours.evaluate(data)["error"] == pytest.approx(oracle.evaluate((X[:20], Y[:20]))["error"], rel=1e-5)
+    np.testing.assert_allclose(ours.predict(data), oracle.model(X[:20]), atol=1e-6)
+
+
+def test_batches_in_a_list_may_differ_in_size():
+    ours, oracle = fit(list(batches()), epochs=2), fit(dataset(X, Y, batch=8), epochs=2)
+    assert_same_weights(ours.model, oracle.model, 1e-7)
+
+
+def test_a_list_of_inputs_and_targets_is_one_set_of_arrays():
+    assert adapters.is_examples([X, Y]) and adapters.is_examples([(X, Y), (Y, Y)]) and adapters.is_examples([[X], Y])
+    assert adapters.is_examples(((X, Y), (X, Y))), "a tuple is always the structure of one batch"
+    assert adapters.is_batches([(X, Y), (Y[:8], Y[:8])]) and not adapters.is_batches([(X, Y), (X, Y.astype("int32"))])
 
 
 def test_a_py_dataset_is_passed_over_again_and_told_so():
