@@ -1,6 +1,6 @@
 """Errors that a program may want to catch."""
 
-from looptape.experiments.launch.workdir import Refused
+from looptape.experiments.launch.options import Refused
 from looptape.trainer.distribution.workers import WorkerLost
 from looptape.trainer.probing.errors import ProbeError
 

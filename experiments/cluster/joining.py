@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from looptape.experiments.cluster import heartbeat, tf_config
 from looptape.experiments.launch.flags import flag_lines
-from looptape.experiments.launch.workdir import Refused
+from looptape.experiments.launch.options import Refused
 from looptape.trainer.distribution import exchange
 from looptape.trainer.distribution import workers as processes
 from looptape.trainer.distribution.workers import WorkerLost

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from looptape import loggers, losses, timesteps
-from looptape.experiments.launch.options import run_values
+from looptape.experiments.launch.options import Refused, run_values
 from looptape.trainer.optim.warmup_schedule import SHAPES, WarmupSchedule
 
 OPTIMIZERS = ("adam", "adamw", "nadam", "lion", "rmsprop", "adagrad", "sgd", "momentum")
@@ -136,8 +136,22 @@ def logger_names(text):
 
 
 def make_loggers(config):
-    """Makes the loggers that the flags name. They receive the flags as the configuration."""
-    return [LOGGERS[name](config=run_values(config)) for name in logger_names(config.loggers)]
+    """Makes the loggers that the flags name. They receive the flags as the configuration.
+
+    Refuses those whose package is missing, and files without a work directory.
+    """
+    try:
+        made = [LOGGERS[name](config=run_values(config)) for name in logger_names(config.loggers)]
+    except ImportError as error:
+        raise Refused(f"`loggers` is {config.loggers!r}. {error}") from error
+    for logger in made:
+        try:
+            logger.check(config.workdir)
+        except ValueError:
+            raise Refused(
+                f"`loggers` is {config.loggers!r}, but there is no work directory for its file. Set --workdir."
+            ) from None
+    return made
 
 
 def check_combiner(name):

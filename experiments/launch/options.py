@@ -9,6 +9,15 @@ import typing
 _KEY = "option"
 
 
+class Refused(ValueError):
+    """Refuses to run, with a message for the user and no traceback. `build` may raise it, too.
+
+    >>> raise Refused("There is no file data.npz. Pass --data_path.")
+    Traceback (most recent call last):
+    looptape.experiments.launch.options.Refused: There is no file data.npz. Pass --data_path.
+    """
+
+
 @dataclasses.dataclass(frozen=True)
 class Option:
     """The properties of one config field besides its default."""

@@ -29,9 +29,9 @@ from looptape.experiments.cluster import joining
 from looptape.experiments.launch import factories, flags, results_table, verify_resume, warm_start
 from looptape.experiments.launch.config import Config
 from looptape.experiments.launch.factories import optimizer, trainer_options
-from looptape.experiments.launch.options import option
+from looptape.experiments.launch.options import Refused, option
 from looptape.experiments.launch.results_table import Goal
-from looptape.experiments.launch.workdir import Refused, Workdir, checkpointed_step
+from looptape.experiments.launch.workdir import Workdir, checkpointed_step
 from looptape.experiments.records import profile
 from looptape.trainer import Trainer
 from looptape.trainer.distribution import workers
@@ -111,6 +111,7 @@ def run(config, build, *, name="experiment", doc="", show=True):
         joining.check_flags(together, config)
         _quiet.settle()
         show = show and together.is_chief
+        loggers = factories.make_loggers(config)
         workdir = Workdir(config, name) if config.workdir else None
         with strategy.scope():
             experiment = limited(_checked(build(config)), config)
@@ -120,7 +121,7 @@ def run(config, build, *, name="experiment", doc="", show=True):
                 print(taken, file=sys.stderr)
         writes = workdir is not None and together.is_chief
         with workdir.session(experiment.eval_dataset is not None) if writes else contextlib.nullcontext():
-            outcome = _fit(config, experiment, workdir.changed if workdir else {}, show)
+            outcome = _fit(config, experiment, loggers, workdir.changed if workdir else {}, show)
         if writes:
             workdir.write_results(outcome)
     if show:
@@ -177,7 +178,7 @@ def _run(config, build, name, doc):
         joining.leave(error, name)
 
 
-def _fit(config, experiment, changed, show):
+def _fit(config, experiment, loggers, changed, show):
     trainer = experiment.trainer
     callbacks = [*experiment.callbacks, *warm_start.overrides(config, experiment, changed)]
     callbacks += verify_resume.callbacks(trainer)
@@ -197,7 +198,7 @@ def _fit(config, experiment, changed, show):
         callbacks=[*callbacks, clock],
         progress=show,
         evaluate_averaged=config.evaluate_averaged,
-        loggers=factories.make_loggers(config),
+        loggers=loggers,
     )
     return results_table.outcome(config, experiment, history, clock)
 

@@ -5,7 +5,7 @@ import os
 import keras
 
 from looptape.experiments.launch import factories
-from looptape.experiments.launch.workdir import Refused
+from looptape.experiments.launch.options import Refused
 
 # What a workdir may hold, the first that is there is taken. An unfinished run has only what its evaluations left.
 _IN_WORKDIR = ("model.keras", "model.weights.h5", "best.weights.h5")

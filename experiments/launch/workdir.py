@@ -6,19 +6,10 @@ import os
 import sys
 
 from looptape.experiments.launch.flags import flag_lines
-from looptape.experiments.launch.options import options, run_values, to_text
+from looptape.experiments.launch.options import Refused, options, run_values, to_text
 from looptape.experiments.records import hparams
 from looptape.experiments.records.versions import changed_versions, environment
 from looptape.trainer.checkpoints import lock
-
-
-class Refused(ValueError):
-    """Refuses to run, with a message for the user and no traceback. `build` may raise it, too.
-
-    >>> raise Refused("There is no file data.npz. Pass --data_path.")
-    Traceback (most recent call last):
-    looptape.experiments.launch.workdir.Refused: There is no file data.npz. Pass --data_path.
-    """
 
 
 class Workdir:

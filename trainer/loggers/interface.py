@@ -52,6 +52,13 @@ class Logger:
 
     config: dict[str, Any] = {}  # {name: value} of the run, written after `open`; launched experiments set their flags
 
+    def check(self, workdir):
+        """Raises an error if the logger cannot write. Called once per `fit`, before anything else is done.
+
+        Args:
+            workdir: of `fit`, or None.
+        """
+
     def open(self, workdir, step):
         """Begins a `fit`, or goes back to a checkpoint.
 
@@ -76,8 +83,8 @@ class Logger:
         """Ends a `fit`. `open` may be called again."""
 
 
-def check_loggers(loggers):
-    """A list of loggers, from several, one, or None."""
+def check_loggers(loggers, workdir=None):
+    """A list of loggers, from several, one, or None. Each of them can write."""
     several = isinstance(loggers, list | tuple)
     loggers = list(loggers) if several else [] if loggers is None else [loggers]
     for logger in loggers:
@@ -90,6 +97,8 @@ def check_loggers(loggers):
     if len({id(logger) for logger in loggers}) < len(loggers):
         names = ", ".join(type(logger).__name__ for logger in loggers)
         raise ValueError(f"`loggers` has the same logger twice ({names}); every row would come twice. Leave one out.")
+    for logger in loggers:
+        logger.check(workdir)
     return loggers
 
 
@@ -166,8 +175,8 @@ class Guarded:
         except Exception as error:
             self._loggers.remove(logger)
             warnings.warn(
-                f"The logger {type(logger).__name__} failed in `{method}`: {type(error).__name__}: {error}. "
-                "Training continues without it.",
+                f"The logger {type(logger).__name__} failed in `{method}`: {type(error).__name__}: "
+                f"{str(error).removesuffix('.')}. Training continues without it.",
                 stacklevel=2,
             )
 

@@ -27,14 +27,16 @@ class RowFile(Logger):
         self._again = -1, set()  # the step after which rows come again, and (run, tag) of those of this very step
         self.config = dict(config or {})
 
+    def check(self, workdir):
+        if self._path is None and workdir is None:
+            raise ValueError(
+                f"{type(self).__name__}() writes into the work directory, and there is none. Pass `workdir` to `fit`, "
+                f'or a path, as in {type(self).__name__}("metrics{self.ending}").'
+            )
+
     def open(self, workdir, step):
         path = self._path
         if path is None:
-            if workdir is None:
-                raise ValueError(
-                    f"{type(self).__name__}() writes into the work directory, and there is none. Pass a path, or "
-                    "`workdir` to `fit`."
-                )
             path = os.path.join(workdir, f"metrics{self.ending}")
         self.close()
         kept = self._kept(path, step) if os.path.exists(path) else []

@@ -77,7 +77,7 @@ class Fitting:
         self._eval_options = {"averaged": evaluate_averaged, "steps": eval_steps, "batch_size": batch_size}
         self._totals = Totals(trainer, self._source, self._steps, self._epochs)
         self._files = Session(trainer, self._source, self._workdir, keep)
-        loggers = check_loggers(loggers)
+        loggers = check_loggers(loggers, self._workdir)
         self._loggers = trainer.loggers = Guarded(loggers if trainer.workers.is_chief else [])
         self._train_rows = Output("train", lambda: self._files.train, self._loggers)
         self._eval_rows = Output("eval", lambda: self._files.eval, self._loggers)

@@ -4,6 +4,7 @@ import dataclasses
 import glob
 import os
 import shutil
+import sys
 
 import keras
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 from looptape import Trainer, launch
 from looptape.dashboard.rules import findings
 from looptape.experiments.launch import factories, results_table, runner
+from looptape.experiments.launch.options import Refused
 from looptape.experiments.launch.runner import limited
-from looptape.experiments.launch.workdir import Refused
 from looptape.experiments.tools import commands
 from looptape.losses import GradNorm
 from looptape.trainer.step.forward.loss_weights import WrongLossNames
@@ -137,6 +138,19 @@ def test_each_of_several_evaluation_sets_can_be_limited():
 def test_loggers_by_their_names(tmp_path):
     run(workdir=str(tmp_path), loggers="csv, jsonl")
     assert {"metrics.csv", "metrics.jsonl"} <= set(os.listdir(tmp_path))
+
+
+def test_loggers_that_cannot_write_are_refused_before_the_work_directory_is_made(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(
+        Refused, match=r"`loggers` is 'mlflow'. .*is not installed. Run `pip install looptape\[mlflow\]`"
+    ):
+        run(workdir=str(tmp_path / "run"), loggers="mlflow")
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(
+        Refused, match="`loggers` is 'jsonl', but there is no work directory for its file. Set --workdir"
+    ):
+        run(loggers="jsonl")
 
 
 @pytest.mark.parametrize("path", ["", "model.weights.h5", "model.keras"])

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from looptape.experiments.launch import verify_resume
-from looptape.experiments.launch.workdir import Refused
+from looptape.experiments.launch.options import Refused
 from looptape.trainer.checkpoints import lock
 from tests.experiments.line import own_project, run
 

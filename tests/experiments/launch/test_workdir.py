@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from looptape.experiments.launch import flags
-from looptape.experiments.launch.workdir import Refused
+from looptape.experiments.launch.options import Refused
 from looptape.experiments.records import versions
 from tests.experiments.line import Config, kept, run
 

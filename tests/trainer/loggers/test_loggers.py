@@ -285,10 +285,20 @@ def test_a_logger_that_fails_does_not_stop_the_training(tmp_path):
     with pytest.warns(UserWarning, match="The logger Broken failed in `write`: OSError: no space left. Training cont"):
         trainer = fit(8, tmp_path, [Broken(), notes])
     assert int(trainer.step) == 8 and notes.seen
-    with pytest.warns(UserWarning, match=r"CSV\(\) writes into the work directory, and there is none"):
-        fit(2, None, loggers.CSV(), eval_every=None)
-    with pytest.warns(UserWarning, match=r"The logger Logger has no method `write"):
+    with pytest.warns(
+        UserWarning, match=r"The logger Logger has no .*`write\(run, step, values\)`. Write one. Training c"
+    ):
         fit(2, None, loggers.Logger(), eval_every=None)
+
+
+@pytest.mark.parametrize("kind", [loggers.CSV, loggers.JSONLines])
+def test_a_file_without_a_work_directory_is_refused_before_the_first_step(kind):
+    trainer = looptape.Trainer(linear_model(), "sgd", {"error": mse()})
+    with pytest.raises(
+        ValueError, match=rf"^{kind.__name__}\(\) writes into the work directory, and there is none. Pass"
+    ):
+        trainer.fit(DATA, steps=2, loggers=kind(), progress=False)
+    assert int(trainer.step) == 0
 
 
 def test_what_is_not_a_logger_is_refused():
