@@ -71,12 +71,14 @@ def main(names):
     start = time.perf_counter()
     for name in names or NAMES:
         found = measured(name)
-        page = PAGE.read_text()
+        page, today = PAGE.read_text(), datetime.date.today().isoformat()
         for number, table in enumerate(found, 1):
-            page = replaced(page, name, number, table)
-        today = f"{datetime.date.today().isoformat()}, {measure.machine()}"
-        PAGE.write_text(replaced(page, "machine", 1, today) if not names else page)
-    print(f"\nAll in {(time.perf_counter() - start) / 60:.1f} minutes; the tables are in {PAGE.name}.")
+            page = replaced(page, name, number, f"{table}\n\n*Measured on {today}.*")
+        PAGE.write_text(page if names else replaced(page, "machine", 1, f"{today}, {measure.machine()}"))
+    minutes = (time.perf_counter() - start) / 60
+    if not names:
+        PAGE.write_text(replaced(PAGE.read_text(), "minutes", 1, f"All of them took {minutes:.0f} minutes."))
+    print(f"\nAll in {minutes:.1f} minutes; the tables are in {PAGE.name}.")
 
 
 if __name__ == "__main__":

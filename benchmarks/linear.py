@@ -14,8 +14,9 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from benchmarks.measure import interleave, machine, table
-from benchmarks.probing import contestant, make_model, make_update
+from benchmarks.measure import machine, table
+from benchmarks.probing import PER_CALL, training
+from benchmarks.recurrent import measured as times_of
 
 LENGTHS = (100, 400, 1600, 6400)
 PICTURE = pathlib.Path(__file__).with_name("linear.png")
@@ -24,11 +25,9 @@ PICTURE = pathlib.Path(__file__).with_name("linear.png")
 def measured(rounds=5):
     """{(probed, length): seconds of an update of a GRU, batch 8, 16 units}, the median of some rounds."""
     contestants = {
-        (probed, length): contestant(make_update(make_model("GRU", 16, length), 8, length, {} if probed else None))
-        for probed in (True, False)
-        for length in LENGTHS
+        (probed, length): training("GRU", 8, length, 16, probed) for probed in (True, False) for length in LENGTHS
     }
-    return {key: statistics.median(values) for key, values in interleave(contestants, rounds).items()}
+    return {key: statistics.median(values) for key, values in times_of(contestants, rounds, PER_CALL).items()}
 
 
 def draw(seconds):

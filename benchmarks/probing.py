@@ -1,8 +1,9 @@
 """What probing costs: a probed update against a plain one, long sequences against short ones, against `tape.jacobian`.
 
-    python -m benchmarks.probing [--rounds 5] [--only updates|growth|jacobian|layers]
+    python -m benchmarks.probing [--rounds 5] [--only updates|growth|jacobian]
 
-An update is forward, loss, backward and Adam; a probed one reports in addition all that is logged.
+An update is that of `Trainer.fit` with Adam and event files; a probed one reports and writes in addition all that is
+logged.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -18,28 +20,26 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.measure import interleave, machine, peak_memory, ratio, table
+from benchmarks.measure import machine, peak_memory, ratio, table
+from benchmarks.recurrent import by_keras, by_trainer, measured
 from looptape.models import LoopRNN
 from looptape.trainer.probing import ProbeSession, probe, recurrent_loop
 
 FEATURES = 32
+PER_CALL = 10
 CASES = [("LSTM", 32, 200, 128, 1.20), ("LSTM", 64, 50, 256, 1.10), ("GRU", 8, 1600, 16, 1.40)]
 
 
-def contestant(program, seconds=0.4):
-    """A function that measures the seconds of one call, averaged over as many as fit. Calls it twice beforehand."""
-    program()
-    start = time.perf_counter()
-    program()
-    repeats = max(1, int(seconds / (time.perf_counter() - start)))
+def calls(program):
+    """run(updates) -> seconds of that many calls."""
 
-    def measure():
+    def run(updates):
         start = time.perf_counter()
-        for _ in range(repeats):
+        for _ in range(updates):
             program()
-        return (time.perf_counter() - start) / repeats
+        return time.perf_counter() - start
 
-    return measure
+    return run
 
 
 def make_model(kind, units, length):
@@ -47,57 +47,40 @@ def make_model(kind, units, length):
         "LSTM": lambda: keras.layers.LSTM(units, return_sequences=True),
         "GRU": lambda: keras.layers.GRU(units, return_sequences=True),
         "LoopRNN(LSTMCell)": lambda: LoopRNN(keras.layers.LSTMCell(units), return_sequences=True),
-        "LoopRNN(GRUCell)": lambda: LoopRNN(keras.layers.GRUCell(units), return_sequences=True),
     }
     return keras.Sequential([keras.Input((length, FEATURES)), layers[kind](), keras.layers.Dense(1)])
 
 
-def make_update(model, batch, length, probed=None, jit_compile=False):
-    """One whole update as a contestant. `probed`: options of the session, None for a plain update."""
+def data(batch, length):
     generator = np.random.default_rng(0)
-    x = tf.constant(generator.normal(size=[batch, length, FEATURES]).astype("float32"))
-    y = tf.constant(generator.normal(size=[batch, length, 1]).astype("float32"))
-    optimizer = keras.optimizers.Adam(1e-4)
-    optimizer.build(model.trainable_variables)
-    variables = [variable.value for variable in model.trainable_variables]
+    shapes = (batch, length, FEATURES), (batch, length, 1)
+    return tf.data.Dataset.from_tensors(tuple(generator.normal(size=s).astype("float32") for s in shapes)).repeat()
 
-    @tf.function(jit_compile=jit_compile, autograph=False)
-    def update(x, y):
-        session = None if probed is None else ProbeSession(model, **probed)
-        with tf.GradientTape() as tape:
-            if session is None:
-                outputs = model(x, training=True)
-            else:
-                with session:
-                    outputs = model(x, training=True)
-            loss = tf.reduce_mean(tf.square(outputs - y))
-        gradients = tape.gradient(loss, variables + ([] if session is None else session.sources))
-        optimizer.apply(gradients[: len(variables)], model.trainable_variables)
-        return loss, {} if session is None else session.totals(gradients[len(variables) :], batch)
 
-    return lambda: float(update(x, y)[0])
+def training(kind, batch, length, units, probed):
+    """run(updates) -> seconds, by `Trainer.fit`: every update probed, or none. Writes event files."""
+    model = make_model(kind, units, length)
+    return by_trainer(model, data(batch, length), tempfile.mkdtemp(), PER_CALL, probe_every=int(probed))
 
 
 def table_updates(rounds):
-    """A fully probed update (states, inputs, weights) against a plain one, and one without the inputs."""
+    """An update in which everything is probed (states, inputs, weights) against a plain one and one of Keras's."""
     rows = []
     for kind, batch, length, units, limit in CASES:
-        for jit_compile in (False, True):
-            model = make_model(kind, units, length)
-            programs = {"plain": None, "probed": {}, "states and weights": {"inputs": False}}
-            contestants = {
-                name: contestant(make_update(model, batch, length, probed, jit_compile))
-                for name, probed in programs.items()
-            }
-            times = interleave(contestants, rounds)
-            what = f"{kind} {units}, batch {batch}, T {length}{', XLA' if jit_compile else ''}"
-            for name in ("probed", "states and weights"):
-                median, low, high = ratio(times, name, "plain")
-                reached = "" if jit_compile else ("yes" if median <= limit else "**no**")
-                wanted = "" if jit_compile else f"≤ {limit}"
-                plain = f"{1e3 * statistics.median(times['plain']):.0f}"
-                rows.append([what, name, plain, f"{median:.3f}", f"{low:.2f}–{high:.2f}", wanted, reached])
-    print(table(["update", "probed", "plain, ms", "ratio to plain", "spread", "limit", "reached"], rows), flush=True)
+        contestants = {
+            "probed": training(kind, batch, length, units, True),
+            "plain": training(kind, batch, length, units, False),
+            "Keras, plain": by_keras(make_model(kind, units, length), data(batch, length), PER_CALL),
+        }
+        times = measured(contestants, rounds, PER_CALL)
+        what = f"{kind} {units}, batch {batch}, T {length}"
+        for base, most in (("plain", limit), ("Keras, plain", None)):
+            median, low, high = ratio(times, "probed", base)
+            both = " / ".join(f"{1e3 * statistics.median(times[name]):.1f}" for name in ("probed", base))
+            reached = "" if most is None else ("yes" if median <= most else "**no**")
+            wanted = "" if most is None else f"≤ {most}"
+            rows.append([what, f"probed / {base}", both, f"{median:.2f}", f"{low:.2f}–{high:.2f}", wanted, reached])
+    print(table(["update", "compared", "ms", "ratio", "spread", "limit", "reached"], rows), flush=True)
 
 
 def table_growth(rounds):
@@ -106,7 +89,7 @@ def table_growth(rounds):
     for kind in ("LSTM", "GRU", "LoopRNN(LSTMCell)"):
 
         def make(length, probed, kind=kind):
-            return make_update(make_model(kind, 16, length), 8, length, {} if probed else None)
+            return training(kind, 8, length, 16, probed)
 
         rows.append(_growth(f"{kind}, batch 8, 16 units", make, rounds, 1.5))
     rows.append(_growth("`recurrent_loop` with two probes, batch 32, 16 units", make_own_loop, rounds, 1.5))
@@ -116,10 +99,8 @@ def table_growth(rounds):
 
 
 def _growth(name, make, rounds, limit):
-    contestants = {
-        (probed, length): contestant(make(length, probed)) for probed in (True, False) for length in (400, 6400)
-    }
-    times = interleave(contestants, rounds)
+    contestants = {(probed, length): make(length, probed) for probed in (True, False) for length in (400, 6400)}
+    times = measured(contestants, rounds, PER_CALL)
     each = {key: [1e6 * seconds / key[1] for seconds in values] for key, values in times.items()}
     probed, plain = [ratio(each, (kind, 6400), (kind, 400))[0] for kind in (True, False)]
     middle = [f"{statistics.median(each[True, length]):.0f}" for length in (400, 6400)]
@@ -149,7 +130,7 @@ def _differentiated(forward, variables, length, probed, batch=32, units=16):
         totals = session.totals(gradients[len(variables) :], float(batch)) if probed else {}
         return loss, gradients[: len(variables)], totals
 
-    return lambda: float(update(x)[0])
+    return calls(lambda: float(update(x)[0]))
 
 
 def make_own_loop(length, probed):
@@ -186,9 +167,9 @@ def make_user_loop(length, probed):
 
 def make_norms(how):
     """Norms by time step, LSTM 64, batch 32, T 100: by probes in a whole update, or by `tape.jacobian` alone."""
-    model = make_model("LSTM", 64, 100)
     if how == "probes":
-        return make_update(model, 32, 100, {})
+        return training("LSTM", 32, 100, 64, True)
+    model = make_model("LSTM", 64, 100)
     x = tf.constant(np.random.default_rng(0).normal(size=[32, 100, FEATURES]).astype("float32"))
 
     @tf.function(autograph=False)
@@ -198,12 +179,12 @@ def make_norms(how):
         rows = tape.jacobian(losses, [variable.value for variable in model.trainable_variables])
         return [tf.reduce_sum(tf.square(row), axis=list(range(1, row.shape.rank))) for row in rows]
 
-    return lambda: float(jacobian(x)[0][0])
+    return calls(lambda: float(jacobian(x)[0][0]))
 
 
 def table_jacobian(rounds):
     """Against `tape.jacobian`: time, and peak memory in a process of its own over that of an idle one."""
-    times = interleave({how: contestant(make_norms(how)) for how in ("probes", "jacobian")}, rounds)
+    times = measured({how: make_norms(how) for how in ("probes", "jacobian")}, rounds, PER_CALL)
     faster, low, high = ratio(times, "jacobian", "probes")
     memory = {how: _peak_memory(how) for how in ("nothing", "probes", "jacobian")}
     used = {how: memory[how] - memory["nothing"] for how in ("probes", "jacobian")}
@@ -225,33 +206,16 @@ def _peak_memory(how):
 
 def print_memory(how):
     """Peak memory of this process in MB after three calls; "nothing": after the plain model alone."""
-    program = make_norms(how) if how != "nothing" else lambda: make_model("LSTM", 64, 100)(tf.zeros([1, 100, FEATURES]))
-    for _ in range(3):
-        program()
+    idle = calls(lambda: make_model("LSTM", 64, 100)(tf.zeros([1, 100, FEATURES])))
+    run = idle if how == "nothing" else make_norms(how)
+    run(3)
     print(peak_memory())
-
-
-def table_layers(rounds):
-    """A plain update with `models.LoopRNN` against one with the Keras layer."""
-    rows = []
-    for kind, batch, length, units, _ in CASES:
-        for jit_compile in (False, True):
-            ours = f"LoopRNN({kind}Cell)"
-            contestants = {
-                name: contestant(make_update(make_model(name, units, length), batch, length, None, jit_compile))
-                for name in (kind, ours)
-            }
-            median, low, high = ratio(interleave(contestants, rounds), ours, kind)
-            what = f"{ours}, {units} units, batch {batch}, T {length}{', XLA' if jit_compile else ''}"
-            rows.append([what, f"{median:.3f}", f"{low:.2f}–{high:.2f}"])
-    print(table(["plain update", "ratio to Keras", "spread"], rows), flush=True)
 
 
 TABLES = {
     "updates": table_updates,
     "growth": table_growth,
     "jacobian": table_jacobian,
-    "layers": table_layers,
 }
 
 

@@ -13,7 +13,7 @@ def test_every_benchmark_exists_and_has_a_place():
     for name in page.NAMES:
         assert importlib.util.find_spec(f"benchmarks.{name}"), name
         assert f"<!-- {name} 1 -->" in text, name
-    assert "<!-- machine 1 -->" in text
+    assert "<!-- machine 1 -->" in text and "<!-- minutes 1 -->" in text
 
 
 def test_a_table_replaces_the_one_before_and_nothing_else():
