@@ -272,6 +272,8 @@ class Hooks:
     def update_metrics(self, targets: Any, outputs: Any, sample_weight: Any = None) -> None:
         """Updates every metric with a batch. With several outputs a metric uses the output of its name.
 
+        An evaluation whose hooks do not update a metric has no result for it.
+
         >>> class Measured(Trainer):
         ...     def compute_losses(self, batch, training):
         ...         inputs, targets = batch

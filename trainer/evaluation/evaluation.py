@@ -45,6 +45,8 @@ class Evaluation:
         self.tags = {}  # {result: TensorBoard's tag} of the latest evaluation
         self._layouts = []
         self._layout = None  # index of the one being traced
+        self._updated = {}  # {metric: whether a batch moves its variables}, as the latest trace found it
+        self._shown = set()  # metrics that the present evaluation has updated
         self._batches_per_second = None
         self.between_calls = None  # a function that may end an evaluation by an exception
 
@@ -128,6 +130,7 @@ class Evaluation:
         """Sums over the batches. Returns their layout."""
         for layout in self._layouts:
             layout.sums.assign(tf.zeros_like(layout.sums))
+        self._shown = set()
         done, layout = 0, None
         while steps is None or done < steps:
             rate, started = self._batches_per_second, time.monotonic()
@@ -137,7 +140,9 @@ class Evaluation:
                 (made, checksum), index = self._eager(iterator, count), self._layout
             else:
                 evaluate = self._loops.setdefault((self._own_rows, self._asking), traced(self._loop))
-                made, checksum, index = (int(x) for x in evaluate(iterator, tf.constant(count)))
+                *numbers, updated = evaluate(iterator, tf.constant(count))
+                made, checksum, index = map(int, numbers)
+                self._show(dict(zip(self._owner.metrics, updated.numpy(), strict=False)))
             if made < 0:
                 raise self._owner.workers.uneven()
             if not done and not self._own_rows:
@@ -162,10 +167,15 @@ class Evaluation:
                 return index, checksum
             checksum = checksum if index or self._owner.workers.count == 1 else int(batches.checksum(batch))
             self._step(batch)
+            self._show(self._updated)
         return count, checksum
 
+    def _show(self, updated):
+        """Notes metrics that have results: one that no batch updates would show its initial value, mostly 0."""
+        self._shown |= {name for name, moved in updated.items() if moved}
+
     def _loop(self, iterator, count):
-        """(batches evaluated, checksum of the first, index of the layout of their sums). Traced.
+        """(batches evaluated, checksum of the first, index of the layout of their sums, which metrics move). Traced.
 
         A dataset of another structure may have another layout. The number is −1 if the data of only some workers ended.
         """
@@ -189,7 +199,7 @@ class Evaluation:
         done, _, checksum = tf.while_loop(
             lambda done, ended, _: (done < count) & ~ended, body, initial, parallel_iterations=1
         )
-        return done, checksum, tf.constant(self._layout)
+        return done, checksum, tf.constant(self._layout), tf.constant(list(self._updated.values()), tf.bool)
 
     def _step(self, batch):
         owner = self._owner
@@ -202,6 +212,11 @@ class Evaluation:
             first = lambda x: owner.strategy.experimental_local_results(x)[0]  # noqa: E731
             row, values, (moved, described) = first(row), [first(value) for value in values], noted[0]
         self._layout = self._find_layout(*described)
+        found = {id(variable) for variable in moved}
+        self._updated = {
+            name: not metric.variables or any(id(variable) in found for variable in metric.variables)
+            for name, metric in owner.metrics.items()
+        }
         self._layouts[self._layout].sums.assign_add(tf.cast(row, tf.float64))
         for variable, value in zip(moved, values, strict=True):
             raw(variable).assign(value)
@@ -249,7 +264,8 @@ class Evaluation:
             results.setdefault(name, float(value / values[-1]))
         refuse_metrics_named_like_losses(names, owner.metrics)
         for name, metric in owner.metrics.items():
-            results.update(metric_results(owner, name, metric))
+            if name in self._shown:
+                results.update(metric_results(owner, name, metric))
         same = len(names) == 1 and results.get(names[0]) == results["loss"]  # the sum of one loss is that loss
         tags = {name: own_tag(name) if name in layout.logged else f"metrics/{name}" for name in results}
         tags |= {name: f"loss/{name}" for name in names}

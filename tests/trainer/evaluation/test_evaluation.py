@@ -61,6 +61,34 @@ def test_what_a_hook_logs_does_not_replace_a_loss():
         assert history[name] == pytest.approx([expected], rel=1e-5), name
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_metric_that_no_batch_updates_has_no_result(eager):
+    """Its variables would still be 0, the best error there is."""
+
+    class Own(Trainer):
+        def eval_step(self, batch):
+            return {"error": tf.square(self.model(batch[0]) - batch[1])}
+
+    class InTraining(Trainer):
+        def compute_losses(self, batch, training):
+            outputs = self.model(batch[0], training=training)
+            if training or "also" in batch[2]:
+                self.update_metrics(batch[1], outputs)
+            return {"error": tf.square(outputs - batch[1])}
+
+    metrics = lambda: {"mae": keras.metrics.MeanAbsoluteError()}  # noqa: E731
+    own = Own(linear_model(), "sgd", {"error": mse()}, metrics=metrics(), run_eagerly=eager)
+    assert sorted(own.evaluate((X, Y))) == ["error", "loss"]
+    partly = InTraining(linear_model(), "sgd", metrics=metrics(), run_eagerly=eager)
+    silent = dataset(X, Y, {"only": Y}, batch=4)
+    assert sorted(partly.evaluate(silent)) == ["error", "loss"]
+    updated = partly.evaluate(dataset(X, Y, {"also": Y}, batch=4))  # another trace
+    assert updated["mae"] == pytest.approx(np.mean(np.abs(partly.model(X).numpy() - Y)), rel=1e-5)
+    assert "mae" not in partly.evaluate(silent)
+    with pytest.raises(ValueError, match=r"`keep_best` is 'mae'; the evaluation gives \['error', 'loss'\]"):
+        own.fit((X, Y), steps=1, eval_dataset=(X, Y), keep_best="val_mae", progress=False)
+
+
 # ---- Several sets by name.
 
 SETS = {"clean": dataset(X, Y, batch=8), "noisy": (X + 1.0, Y)}
