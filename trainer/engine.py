@@ -32,7 +32,7 @@ from looptape.trainer.step.forward.forward_state import ForwardState, Tracing
 from looptape.trainer.step.forward.loss_weights import LossWeights
 from looptape.trainer.step.minimizer import Minimizer
 from looptape.trainer.step.nonfinite import Skips
-from looptape.trainer.step.plan import Mode
+from looptape.trainer.step.plan import Asked, Mode
 from looptape.trainer.step.train_function import TrainCalls
 from looptape.trainer.summaries.health_summaries import HealthLog
 from looptape.trainer.summaries.media import Media
@@ -284,7 +284,8 @@ class Engine:
             )
         present = [id(variable) for variable in self.trainable_variables]
         if self._trained is not None and present != self._trained:
-            self.trainer.optimizer = optimizer_groups.extended(self.optimizer, self.trainable_variables)
+            if self.optimizer.built:
+                self.trainer.optimizer = optimizer_groups.extended(self.optimizer, self.trainable_variables)
             self.calls.forget()
             for minimizer in self.minimizers.values():
                 minimizer.forget(self.optimizer)
@@ -346,35 +347,28 @@ class Engine:
 
     def minimizer_for(self, name, compute_losses, variables, optimizer, loss_weights):
         """The minimizer of this name, made by the first call. Refuses a call with other arguments than that one."""
-        asked = {
-            "variables": None if variables is None else [id(variable) for variable in variables],
-            "optimizer": None if optimizer is self.optimizer else optimizer,
-        }
-        # Functions and schedules written in `train_step` are new objects in every trace: compared within one only.
-        asked_now = {"compute_losses": compute_losses, "loss_weights": loss_weights}
+        variables = None if variables is None else list(variables)
+        ids = None if variables is None else [id(variable) for variable in variables]
+        own = None if optimizer is self.optimizer else optimizer
+        asked = Asked(ids, own, compute_losses, loss_weights)
         minimizer = self.minimizers.get(name)
         if minimizer is None:
             minimizer = self._make_minimizer(name, compute_losses, variables, optimizer, loss_weights)
             minimizer.asked = asked
+        elif minimizer.refrozen and variables is not None:
+            minimizer.renew(variables)
+            minimizer.asked = minimizer.asked._replace(variables=ids)
+            with creating_variables(self.strategy):
+                optimizer_groups.extend(minimizer.optimizer, variables)
         repeated = any(entry.minimizer is minimizer for entry, _ in self.tracing.rows)
-        known, present = dict(minimizer.asked), dict(asked)
-        if repeated:
-            known, present = {**known, **minimizer.asked_now}, {**present, **asked_now}
-        changed = [argument for argument, value in present.items() if known[argument] != value]
-        if changed:
-            raise ValueError(
-                f"`minimize` was called with name={name!r} before, and now with the same name and other "
-                f"{' and '.join(f'`{argument}`' for argument in changed)}; one name stands for one set of losses, "
-                "variables and optimizer. Give each of them a name of its own: `self.minimize(batch, …, "
-                "name='generator')`."
-            )
-        minimizer.asked_now = asked_now
+        asked.check(minimizer.asked, name, repeated)
+        minimizer.asked = asked
         if compute_losses is not None:
             minimizer.compute_losses = compute_losses
         return minimizer
 
     def _make_minimizer(self, name, compute_losses, variables, optimizer, loss_weights):
-        listed = (lambda: list(variables)) if variables is not None else (lambda: self.trainable_variables)
+        listed = (lambda: variables) if variables is not None else (lambda: self.trainable_variables)
         optimizer = self.optimizer if optimizer is None else arguments.check_optimizer(optimizer)
         weights = (
             self.loss_weights if loss_weights is None and not name else LossWeights(loss_weights, self.make_variable)

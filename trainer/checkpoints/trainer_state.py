@@ -111,9 +111,13 @@ def restore(trainer, source, store):
     path, manifest = found
     host = manifest["host"]
     compatibility.restore_frozen(host, trainer)
-    trainer.freezing.follow(manifest["step"] - 1)  # of the update that led there: its state is restored
-    if trainer.freezing_changed:
-        trainer.prepare(*source.for_trace())
+    latest = manifest["step"] - 1  # the update that led there: its state is restored
+    # `minimize(variables=…)` names its variables in each trace: an optimizer knows those of all phases so far.
+    named = any(minimizer.asked.variables is not None for minimizer in trainer.minimizers.values())
+    for step in trainer.freezing.changes_until(latest) if named else [latest]:
+        trainer.freezing.follow(step)
+        if trainer.freezing_changed:
+            trainer.prepare(*source.for_trace())
     compatibility.compare_optimizers(host, trainer, path)
     compatibility.compare_losses(host["losses"], compatibility.describe_losses(trainer), path)
     compatibility.compare_environment(host["environment"], path)

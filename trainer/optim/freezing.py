@@ -94,6 +94,10 @@ class Freezing:
             if layer.trainable:
                 layer.trainable = False
 
+    def changes_until(self, step):
+        """The first steps of the phases until `step`, and `step` itself."""
+        return [*(begin for begin in self.phases or () if 0 < begin < step), step]
+
     def including(self, variables):
         """The variables, and all others that the schedule trains at some step: state is made for them at once."""
         if self.phases is None:

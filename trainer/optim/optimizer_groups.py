@@ -154,3 +154,10 @@ def extended(optimizer, variables):
                 if isinstance(old, keras.Variable):
                     copy.assign(old)
     return new
+
+
+def extend(optimizer, variables):
+    """As `extended`, but the given optimizer itself learns of the variables: someone else keeps it, too."""
+    new = extended(optimizer, variables)
+    if new is not optimizer:
+        vars(optimizer).update(vars(new))

@@ -20,7 +20,7 @@ from looptape.trainer.step.forward.forward_state import SeveralGroups
 from looptape.trainer.step.gradients import combination, shared_features
 from looptape.trainer.step.micro_batch import MicroStep
 from looptape.trainer.step.pipeline import Pipeline
-from looptape.trainer.step.plan import Backward, MicroResult
+from looptape.trainer.step.plan import Asked, Backward, MicroResult
 from looptape.trainer.step.reports import probe_report
 
 END_OF_DATA = "looptape: end of data"
@@ -48,8 +48,8 @@ class Minimizer:
         self._variables = variables
         self.weights = weights
         self.combiner = combiner
-        self.asked = {"variables": None, "optimizer": None}  # the arguments of `minimize`, which a name stands for
-        self.asked_now = {}
+        self.asked = Asked(None, None, None, None)
+        self.refrozen = False  # since the latest call of `minimize`
         self.pipeline = Pipeline(owner, optimizer, combiner)
         self.spikes = SpikeGuard.of(owner)
         shared_features.check_options(owner, combiner)
@@ -151,7 +151,12 @@ class Minimizer:
         """Makes every next update trace anew: other variables are trained. The trainer's own optimizer may be new."""
         self._micros.clear()
         self._plans.clear()
-        self.pipeline.forget(self.optimizer if self.name else optimizer)
+        self.refrozen = True
+        self.pipeline.forget(optimizer if self.asked.optimizer is None else self.optimizer)
+
+    def renew(self, variables):
+        """Trains these variables from now on: layers were frozen or unfrozen since the latest call of `minimize`."""
+        self._variables, self.refrozen = lambda: variables, False
 
     @property
     def probed(self):

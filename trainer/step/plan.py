@@ -27,6 +27,47 @@ class Mode(NamedTuple):
     aborting: bool = True  # a failed check ends the call; else it makes the update do nothing
 
 
+class Asked(NamedTuple):
+    """The arguments of a call of `minimize`: one name stands for one set of them."""
+
+    variables: Any  # [id of a variable], or None for the model's trainable ones
+    optimizer: Any  # None for the trainer's
+    compute_losses: Any
+    loss_weights: Any
+
+    def check(self, before, name, repeated):
+        """Raises an error if these are not the arguments of the call `before` of the same name.
+
+        Functions and schedules written in `train_step` are new objects in every trace: they are compared only if the
+        call is `repeated` within one trace.
+        """
+        compared = self._fields if repeated else ("variables", "optimizer")
+        changed = [each for each in compared if getattr(self, each) != getattr(before, each)]
+        if not changed:
+            return
+        known = (
+            f"`minimize` was called with name={name!r} before, and now with the same name and other "
+            f"{' and '.join(f'`{argument}`' for argument in changed)}; one name stands for one set of losses, "
+            "variables and optimizer. "
+        )
+        again = [each for each in changed if _written_again(getattr(before, each), getattr(self, each))]
+        if again == changed:
+            raise ValueError(
+                f"{known}A function that is written inside a loop is another one in each pass. Write it before the "
+                "loop, and pass the batch as its argument."
+            )
+        raise ValueError(f"{known}Give each of them a name of its own: `self.minimize(batch, …, name='generator')`.")
+
+
+def _written_again(old, new):
+    """Whether two functions, or the functions of two dicts, come from the same lines of a program."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        pairs = [(old[key], new[key]) for key in old if key in new and old[key] != new[key]]
+        return list(old) == list(new) and all(_written_again(*pair) for pair in pairs)
+    code = getattr(old, "__code__", None)
+    return code is not None and code is getattr(new, "__code__", None)
+
+
 class LossPlan(NamedTuple):
     """What a forward pass tells of its losses. Lists are in the order of the losses."""
 

@@ -107,6 +107,61 @@ def test_a_resume_is_exact_before_at_and_after_a_change(options, stop, tmp_path,
             np.testing.assert_array_equal(left, right)
 
 
+class Listed(Trainer):
+    """Passes the variables that are trained now, as a list, and another one in each trace."""
+
+    own = None
+    label = "all"
+
+    def train_step(self, batch):
+        variables = self.model.trainable_variables
+        self.minimize(batch, variables=variables, optimizer=self.own, name=self.label)
+        return {}
+
+
+def listed(label="all", own=False, freeze=PHASES, **options):
+    trainer = Listed(model(), keras.optimizers.Adam(0.01), {"error": mse()}, freeze=freeze, **options)
+    trainer.label, trainer.own = label, keras.optimizers.Adam(0.01) if own else None
+    return trainer
+
+
+@pytest.mark.parametrize("label, own", [("all", False), pytest.param("", False, marks=pytest.mark.long), ("all", True)])
+def test_variables_that_a_step_lists_follow_the_phases(label, own):
+    """Also those of an optimizer that the program keeps: the same object learns of the variables that join."""
+    plain, trainer = make(), listed(label, own)
+    kept = trainer.own
+    plain.fit(data(), steps=9, progress=False)
+    trainer.fit(data(), steps=9, progress=False)
+    assert_identical_weights(plain.model, trainer.model)
+    assert trainer._engine.minimizers[label].optimizer is (kept or trainer.optimizer)
+    if own:
+        assert int(kept.iterations) == 9 and len(kept.variables) == 2 + 2 * len(trainer.model.variables)
+
+
+def test_variables_that_a_step_lists_follow_what_is_frozen_between_fits_and_in_callbacks():
+    class Unfreeze(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.get_layer("block_1").trainable = batch >= 3
+
+    plain, trainer = make(freeze=None), listed(freeze=None)
+    for each in (plain, trainer):
+        stream = data()
+        each.fit(stream, steps=2, progress=False)
+        each.model.get_layer("block_1").trainable = False
+        each.fit(stream, steps=8, callbacks=[Unfreeze()], progress=False)
+    assert_identical_weights(plain.model, trainer.model)
+
+
+@pytest.mark.parametrize("stop", [8, pytest.param(4, marks=pytest.mark.long)])
+def test_a_resume_of_listed_variables_is_exact(stop, tmp_path):
+    """Step 8 freezes a layer that the first phase freezes, too, and that has slots from the phases between."""
+    whole, first, second = (listed(own=True, freeze={0: "block_1", 3: (), 6: "block_1"}) for _ in range(3))
+    whole.fit(data(), steps=10, progress=False)
+    first.fit(data(), steps=stop, workdir=tmp_path, progress=False)
+    second.fit(data(), steps=10, workdir=tmp_path, progress=False)
+    assert_identical_weights(whole.model, second.model)
+
+
 def test_layers_of_the_program_that_the_schedule_does_not_name_stay_as_they_are():
     frozen = model()
     frozen.get_layer("head").trainable = False

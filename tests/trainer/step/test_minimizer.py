@@ -47,6 +47,22 @@ def test_a_second_call_with_the_same_name_and_other_arguments_is_refused(argumen
         fit(trainer)
 
 
+@pytest.mark.parametrize("argument", ["compute_losses", "loss_weights"])
+def test_a_function_that_a_loop_writes_again_belongs_before_the_loop(argument):
+    class Looped(Trainer):
+        def train_step(self, batch):
+            for _ in range(2):
+                written = {
+                    "compute_losses": lambda batch, training: self.compute_losses(batch, training),
+                    "loss_weights": {"error": lambda step: 1.0},
+                }
+                self.minimize(batch, name="all", **{argument: written[argument]})
+            return {}
+
+    with pytest.raises(ValueError, match=f"other `{argument}`; .*another one in each pass. Write it before the loop"):
+        fit(Looped(linear_model(), keras.optimizers.SGD(0.1), {"error": mse()}))
+
+
 def test_calls_that_repeat_their_arguments_are_logged_as_one_mean(tmp_path):
     class Thrice(Trainer):
         def train_step(self, batch):
