@@ -29,6 +29,7 @@ from looptape.trainer.recurrent.steering import Steering
 from looptape.trainer.settings import FrozenSettings, Public
 from looptape.trainer.step.division import Division
 from looptape.trainer.step.forward.forward_state import ForwardState, Tracing
+from looptape.trainer.step.forward.hook_state import HookState
 from looptape.trainer.step.forward.loss_weights import LossWeights
 from looptape.trainer.step.minimizer import Minimizer
 from looptape.trainer.step.nonfinite import Skips
@@ -95,6 +96,7 @@ class Engine:
             moment_of=self.steering.moments,
         )
         self.carrying = Carrying(self.replicas)
+        self.hook_state = HookState(self)
         self.minimizers: dict = {}
         self.calls = TrainCalls(self)
         self.evaluation = Evaluation(self)
@@ -252,7 +254,7 @@ class Engine:
             self.calls.prepare(iterator, own_rows, counted)
         self.frozen.end_trace()
         self.steering.check_layers(self.recurrent_core.describe())
-        not_kept = [self.ledger.sums, *self.media.variables, *self.replica_sums.variables]
+        not_kept = [self.ledger.sums, *self.media.variables, *self.replica_sums.variables, *self.hook_state.variables]
         self.outside = outside_state.find(self.trainer, self.calls.captured(), not_kept)
 
     def _refuse_undivided(self):

@@ -78,7 +78,23 @@ def path_of(variable):
 def own_variable(strategy, value, name):
     """A variable of the trainer's own: equal on all replicas, not watched by tapes."""
     with creating_variables(strategy):
-        return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        variable = tf.Variable(value, trainable=False, name=name, aggregation=aggregation)
+    variable.is_looptapes_own = True
+    return variable
+
+
+def is_own(variable):
+    """Whether a variable was made by `own_variable`."""
+    return getattr(variable, "is_looptapes_own", False)
+
+
+def whole(variable):
+    """The variable that all replicas share, of which a replica's trace captures its own part."""
+    # TensorFlow keeps it at the handle, and versions before at the variable; it has no public function for it.
+    holders = (variable, getattr(variable, "handle", None))
+    containers = (getattr(holder, "_distributed_container", None) for holder in holders)
+    return next((container() for container in containers if container is not None), variable)
 
 
 @contextlib.contextmanager

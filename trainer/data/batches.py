@@ -253,3 +253,34 @@ def check_divisible(batch, replicas):
     if not sizes and len(counts) > 1:
         same = tf.reduce_all([tf.equal(count, counts[0]) for count in counts[1:]])
         tf.debugging.Assert(same, [f"The parts of a batch have different numbers of rows; {message}", *counts])
+
+
+def take(iterator, count, first):
+    """`count` batches as a list, of which the first is taken already.
+
+    Those past the end of the data have no rows, or are left out if eager.
+    """
+    parts = [first]
+    while len(parts) < count:
+        if tf.executing_eagerly():
+            batch = next(iterator, None)
+            if batch is None:
+                break
+            parts.append(batch)
+        else:
+            optional = iterator.get_next_as_optional()
+            parts.append(tf.cond(optional.has_value(), optional.get_value, lambda: _empty(parts[0])))
+    return parts
+
+
+def _empty(batch):
+    return tf.nest.map_structure(lambda leaf: leaf if leaf.shape.rank == 0 else leaf[:0], batch)
+
+
+def concatenate(parts):
+    """One batch from several. Scalars are taken from the first."""
+    if len(parts) == 1:
+        return parts[0]
+    return tf.nest.map_structure(
+        lambda *leaves: leaves[0] if leaves[0].shape.rank == 0 else tf.concat(leaves, 0), *parts
+    )

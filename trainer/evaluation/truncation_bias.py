@@ -4,11 +4,10 @@ import contextlib
 
 import tensorflow as tf
 
-from looptape.trainer.data.batches import count_examples
+from looptape.trainer.data.batches import concatenate, count_examples
 from looptape.trainer.data.windows import Window
 from looptape.trainer.evaluation.forward_only import forward_only
 from looptape.trainer.recurrent.omega import Omega
-from looptape.trainer.step.train_function import concatenate
 from looptape.trainer.variables import raw, traced
 
 TAGS = ("bptt/relative_error", "bptt/cosine")

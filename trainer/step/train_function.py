@@ -57,12 +57,16 @@ class TrainCalls:
             self.own_rows, self._asking = own_rows, asking
             self.forget()
         self._warn_of_retrace(iterator.element_spec)
-        function = self._function
-        if self._owner.run_eagerly:
-            function = traced(self._updates)
-        arguments = iterator, tf.constant(0, tf.int64)
+        self._graph = self._trace(iterator, tf.constant(0, tf.int64))
+        if self._owner.hook_state.find(self._graph):
+            self.forget()
+            self._graph = self._trace(iterator, tf.constant(0, tf.int64))
+
+    def _trace(self, *arguments):
+        """The graph of the traced update."""
+        function = traced(self._updates) if self._owner.run_eagerly else self._function
         self._until_traced(lambda: function(*arguments))
-        self._graph = function.get_concrete_function(*arguments).graph
+        return function.get_concrete_function(*arguments).graph
 
     def captured(self):
         """[tf.Variable] that the traced update reads or assigns. After `prepare`."""
@@ -209,6 +213,7 @@ class TrainCalls:
         except tf.errors.ResourceExhaustedError as error:
             owner.counters.step = int(owner.step.numpy())
             owner.ledger.receive(owner.ledger.drain())
+            owner.hook_state.put_back()
             raise owner.division.ran_out(error) from None
         except BaseException:
             with contextlib.suppress(tf.errors.OpError):  # a lost worker's step cannot be read
@@ -297,6 +302,11 @@ class TrainCalls:
         return tf.cond(everyone, run, lambda: (tf.where(some, _UNEVEN, _ENDED), *checksum))
 
     def _update(self, iterator, batch=None):
+        """As `_one_update`, after what the hooks assign at once was copied."""
+        with tf.control_dependencies(self._owner.hook_state.keep()):
+            return self._one_update(iterator, batch)
+
+    def _one_update(self, iterator, batch):
         """One update on the next batches (`batch` is the first, if it is taken already). Returns how it ended."""
         owner = self._owner
         streaming = owner.replicas == 1 and not owner.overrides("train_step") and not tf.executing_eagerly()
@@ -310,9 +320,9 @@ class TrainCalls:
                 batch, seconds = timed(lambda: next(iterator))
                 owner.ledger.waited(seconds)
             batch = owner.open_window(batch)
-            parts = fetch(iterator, owner.accumulation_steps, batch)
+            parts = batches.take(iterator, owner.accumulation_steps, batch)
             if owner.overrides("train_step") or len(parts) == 1:
-                batch = concatenate(parts)
+                batch = batches.concatenate(parts)
                 passed = owner.end_update(owner.hook("train_step")(batch), batch)
             else:
                 owner.main.from_parts(parts)
@@ -322,6 +332,7 @@ class TrainCalls:
     def _skip(self, parts=None):
         """Counts the update whose assertion ended the call: its data are gone, nothing was written."""
         owner = self._owner
+        owner.hook_state.put_back()
         step = owner.counters.step
         owner.step.assign(step + 1)
         owner.counters.step = step + 1
@@ -363,34 +374,3 @@ def keeping(parts):
 def again(parts, spec):
     """An iterator of batches that were taken from one of the given specification: no new trace."""
     return iter(tf.data.Dataset.from_generator(lambda: iter(parts), output_signature=spec))
-
-
-def fetch(iterator, count, first):
-    """`count` batches as a list, of which the first is taken already.
-
-    Those past the end of the data have no rows, or are left out if eager.
-    """
-    parts = [first]
-    while len(parts) < count:
-        if tf.executing_eagerly():
-            batch = next(iterator, None)
-            if batch is None:
-                break
-            parts.append(batch)
-        else:
-            optional = iterator.get_next_as_optional()
-            parts.append(tf.cond(optional.has_value(), optional.get_value, lambda: _empty(parts[0])))
-    return parts
-
-
-def _empty(batch):
-    return tf.nest.map_structure(lambda leaf: leaf if leaf.shape.rank == 0 else leaf[:0], batch)
-
-
-def concatenate(parts):
-    """One batch from several. Scalars are taken from the first."""
-    if len(parts) == 1:
-        return parts[0]
-    return tf.nest.map_structure(
-        lambda *leaves: leaves[0] if leaves[0].shape.rank == 0 else tf.concat(leaves, 0), *parts
-    )

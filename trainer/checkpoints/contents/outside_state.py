@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from looptape.trainer.checkpoints.contents.descriptions import from_library
-from looptape.trainer.variables import path_of, raw
+from looptape.trainer.variables import path_of, raw, whole
 
 _DEPTH = 3  # of objects in objects
 _LONGEST = 1000  # members of a container that are all looked at; longer ones are data if the first holds nothing
@@ -41,7 +41,7 @@ def find(trainer, captured, skip=()):
             if isinstance(holder, keras.layers.Layer | tf.Module):
                 roots.append(holder)
             pieces += [(name, variable) for variable in _variables(holder)]
-    pieces += [("", _whole(variable)) for variable in sorted(captured, key=_number)]
+    pieces += [("", whole(variable)) for variable in sorted(captured, key=_number)]
     left_out = {id(variable) for variable in skip}
     return OutsideState(roots, [(name, v) for name, v in pieces if id(raw(v)) not in left_out], _trainable(roots))
 
@@ -108,11 +108,3 @@ def _number(variable):
     either into the other. TensorFlow has no public function for it.
     """
     return int(variable._unique_id.rsplit("_", 1)[1])
-
-
-def _whole(variable):
-    """The variable that all replicas share, of which a replica's trace captures its own part."""
-    # TensorFlow keeps it at the handle, and versions before at the variable; it has no public function for it.
-    holders = (variable, getattr(variable, "handle", None))
-    containers = (getattr(holder, "_distributed_container", None) for holder in holders)
-    return next((container() for container in containers if container is not None), variable)

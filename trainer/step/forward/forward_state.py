@@ -2,7 +2,7 @@
 
 The forward pass runs in a scope that turns every assignment to a Keras variable into a value. So a micro-step is a
 pure function: an update that is skipped has moved nothing, replicas can merge what they computed, and a second
-forward pass on the same data leaves no trace. Variables of `tf.Module`s are not caught: they move at once.
+forward pass on the same data leaves no trace. Other variables move at once, see `hook_state`.
 """
 
 import threading
