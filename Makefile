@@ -42,7 +42,7 @@ benchmarks: .venv/installed
 	$(BIN)/python -m benchmarks
 
 experiments: .venv/installed
-	$(BIN)/python -m experiments.tools.reproduce
+	$(BIN)/python -m looptape.experiments.tools.reproduce
 
 clean:
 	rm -rf .venv build runs *.egg-info .pytest_cache .ruff_cache

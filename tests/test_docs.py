@@ -103,6 +103,14 @@ def anchors(path):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+def test_looptape_is_imported_first(path):
+    """It hides the lines that TensorFlow would print while it is imported."""
+    for block in blocks(path, "python"):
+        imported = re.findall(r"^(?:import|from) (looptape|keras|tensorflow)\b", block, re.M)
+        assert "looptape" not in imported or imported[0] == "looptape", block
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_commands_exist(path):
     text = path.read_text()

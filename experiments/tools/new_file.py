@@ -14,12 +14,12 @@ Expect an `error` below 0.01 in half a minute on two CPU cores.
 
 import dataclasses
 
-import keras
-import tensorflow as tf
-
-from looptape import Trainer, launch
+from looptape import Trainer, launch  # import it first to hide TensorFlow's log lines
 from looptape.losses import squared_error
 from looptape.models import LoopRNN
+
+import keras
+import tensorflow as tf
 
 
 # Every field is a flag, e.g. --length=20. launch.Config has the common ones: steps, batch_size, learning_rate, …

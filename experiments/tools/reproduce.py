@@ -1,8 +1,8 @@
 """Runs the full experiments, each with several seeds, and updates the tables of `experiments/README.md`.
 
     make experiments                                  # all of them, one after the other
-    python -m experiments.tools.reproduce gan combiners     # some of them; rows of the others stay as they are
-    python -m experiments.tools.reproduce sequential_mnist --mnist=path/of/idx/files
+    python -m looptape.experiments.tools.reproduce gan combiners     # some of them; rows of the others stay as they are
+    python -m looptape.experiments.tools.reproduce sequential_mnist --mnist=path/of/idx/files
 
 `combiners` is `multi_task` with every combiner, with nine seeds unless `--seeds` is given. Finished runs in `--workdir`
 do not run again, and interrupted runs resume.
