@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from looptape import losses as losses_package
+from looptape.trainer import overriding
 from looptape.trainer.data import batches
 from looptape.trainer.engine import Engine
 from looptape.trainer.step.forward import loss_terms, omega_losses
@@ -183,13 +184,20 @@ class Hooks:
         >>> "largest" in history.history
         True
         """
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"`log` was called with the name {name!r}; it must be a non-empty string.")
-        tensor = tf.convert_to_tensor(tensor)
+        media.check_name("log", name)
+        tensor = media.as_tensor("log", name, tensor, "a number or a tensor of numbers")
         if tensor.dtype == tf.string:
             raise TypeError(f"`log` of {name!r} got a text; it takes numbers. Use `log_text`.")
-        value = tf.reduce_mean(tf.cast(tensor, tf.float32))
-        self._engine.tracing.logs[-1][name] = tf.stop_gradient(value)
+        if self._logs("log"):
+            value = tf.reduce_mean(tf.cast(tensor, tf.float32))
+            self._engine.tracing.logs[-1][name] = tf.stop_gradient(value)
+
+    def _logs(self, method: str) -> bool:
+        """Whether what is logged belongs to an update or an evaluation, and not to a hook called by hand."""
+        collecting = bool(self._engine.tracing.logs)
+        if not collecting:
+            overriding.check_place(self, method)
+        return collecting
 
     def log_histogram(self, name: str, tensor: Any) -> None:
         """Logs a histogram of a tensor's finite elements, once per row of `log_every`; other updates cost nothing.
@@ -205,8 +213,10 @@ class Hooks:
         >>> watched = Watched(trainer.model, "sgd")
         >>> history = watched.fit(data.repeat(), steps=2, progress=False)
         """
+        media.check_name("log_histogram", name)
         tensor = media.check_numbers(name, tensor)
-        self._engine.media.record(name, "histogram", lambda: media.buckets(tensor))
+        if self._logs("log_histogram"):
+            self._engine.media.record(name, "histogram", lambda: media.buckets(tensor))
 
     def log_image(self, name: str, images: Any, limit: int = 3) -> None:
         """Logs the first images of a batch, [batch, height, width, channels], or one image; when, see `log_histogram`.
@@ -219,8 +229,10 @@ class Hooks:
         ...         return {"error": tf.square(self.model(batch[0], training=training) - batch[1])}
         >>> history = Watched(trainer.model, "sgd").fit(data.repeat(), steps=2, progress=False)
         """
-        images = media.check_images(images)
-        self._engine.media.record(name, "image", lambda: media.pixels(images, limit))
+        media.check_name("log_image", name)
+        images, limit = media.check_images(name, images), media.check_limit(limit)
+        if self._logs("log_image"):
+            self._engine.media.record(name, "image", lambda: media.pixels(images, limit))
 
     def log_audio(self, name: str, audio: Any, sample_rate: int, limit: int = 1) -> None:
         """Logs the first sounds of a batch, [batch, samples, channels], or one sound; when, see `log_histogram`.
@@ -234,8 +246,10 @@ class Hooks:
         ...         return {"error": tf.square(outputs - batch[1])}
         >>> history = Watched(trainer.model, "sgd").fit(data.repeat(), steps=2, progress=False)
         """
-        audio, kind = media.check_audio(name, audio, sample_rate)
-        self._engine.media.record(name, kind, lambda: media.clipped(audio, limit))
+        media.check_name("log_audio", name)
+        (audio, kind), limit = media.check_audio(name, audio, sample_rate), media.check_limit(limit)
+        if self._logs("log_audio"):
+            self._engine.media.record(name, kind, lambda: media.clipped(audio, limit))
 
     def log_text(self, name: str, text: Any) -> None:
         """Logs a text in Markdown, a Python or a TensorFlow string; when, see `log_histogram`.
@@ -246,10 +260,10 @@ class Hooks:
         ...         return {"error": tf.square(self.model(batch[0], training=training) - batch[1])}
         >>> history = Watched(trainer.model, "sgd").fit(data.repeat(), steps=2, progress=False)
         """
-        text = tf.convert_to_tensor(text, tf.string)
-        if text.shape.rank != 0:
-            raise ValueError(f"The text {name!r} has shape {text.shape}; it must be one string. Use tf.strings.join.")
-        self._engine.media.record(name, "text", lambda: text)
+        media.check_name("log_text", name)
+        text = media.check_text(name, text)
+        if self._logs("log_text"):
+            self._engine.media.record(name, "text", lambda: text)
 
     def share(self, tensor: tf.Tensor) -> tf.Tensor:
         """Marks features that several losses share, for combiners that compare gradients; returns them.

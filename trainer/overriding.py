@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 
 import tensorflow as tf
 
@@ -9,6 +10,27 @@ import tensorflow as tf
 def overrides(trainer, base, method):
     """Whether a subclass of `base` has a method of its own in place of the base's."""
     return getattr(type(trainer), method) is not getattr(base, method)
+
+
+HOOKS = ("compute_losses", "train_step", "eval_step", "transform_gradients", "transform_timestep_gradient")
+
+
+@tf.autograph.experimental.do_not_convert
+def check_place(trainer, method):
+    """Refuses a method outside the hooks, where what it logs would belong to no update.
+
+    Allowed inside a hook that its author called by hand, to look at what it returns.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        # AutoGraph names what it converted `tf__compute_losses`.
+        if frame.f_code.co_name.removeprefix("tf__") in HOOKS and frame.f_locals.get("self") is trainer:
+            return
+        frame = frame.f_back
+    raise RuntimeError(
+        f"`{method}` was called outside the hooks of {type(trainer).__name__}; what it logs must belong to an "
+        f"update or an evaluation. Call it in {', '.join(HOOKS[:-1])} or {HOOKS[-1]}, or in what they call."
+    )
 
 
 def converted(bound):

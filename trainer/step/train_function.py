@@ -311,22 +311,22 @@ class TrainCalls:
         owner = self._owner
         streaming = owner.replicas == 1 and not owner.overrides("train_step") and not tf.executing_eagerly()
         streaming &= not owner.combiner.needs_losses_after  # which looks at the same data twice
-        owner.tracing.begin()
-        if streaming and owner.accumulation_steps > 1:
-            owner.main.from_iterator(iterator)
-            passed = owner.end_update({}, None)
-        else:
-            if batch is None:
-                batch, seconds = timed(lambda: next(iterator))
-                owner.ledger.waited(seconds)
-            batch = owner.open_window(batch)
-            parts = batches.take(iterator, owner.accumulation_steps, batch)
-            if owner.overrides("train_step") or len(parts) == 1:
-                batch = batches.concatenate(parts)
-                passed = owner.end_update(owner.hook("train_step")(batch), batch)
-            else:
-                owner.main.from_parts(parts)
+        with owner.tracing.update():
+            if streaming and owner.accumulation_steps > 1:
+                owner.main.from_iterator(iterator)
                 passed = owner.end_update({}, None)
+            else:
+                if batch is None:
+                    batch, seconds = timed(lambda: next(iterator))
+                    owner.ledger.waited(seconds)
+                batch = owner.open_window(batch)
+                parts = batches.take(iterator, owner.accumulation_steps, batch)
+                if owner.overrides("train_step") or len(parts) == 1:
+                    batch = batches.concatenate(parts)
+                    passed = owner.end_update(owner.hook("train_step")(batch), batch)
+                else:
+                    owner.main.from_parts(parts)
+                    passed = owner.end_update({}, None)
         return tf.where(passed, _DONE, _NONFINITE)
 
     def _skip(self, parts=None):

@@ -1,6 +1,7 @@
 """Histograms, pictures, sounds and texts from inside a step, kept on the device until a row is logged."""
 
 import numbers
+import reprlib
 import warnings
 
 import numpy as np
@@ -46,12 +47,6 @@ class Media:
             kind: "histogram", "image", "text", or "audio" with its sample rate: "audio at 8000 Hz".
             make: function that gives the value as a tensor.
         """
-        if not isinstance(name, str) or not name:
-            hook = f"log_{kind.split()[0]}"
-            raise TypeError(
-                f"`{hook}` was called with the name {name!r}; it must be a non-empty string, the tag in TensorBoard. "
-                f"Use e.g. self.{hook}('outputs', …)."
-            )
         if self._owner.replicas > 1 or self._owner.jit_compile:
             self._warn(name, kind)
             return
@@ -108,13 +103,42 @@ class Media:
         return values
 
 
+def check_name(method, name):
+    """Refuses what is no tag."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(
+            f"`{method}` was called with the name {name!r}; it must be a non-empty string, the tag in TensorBoard. "
+            f"Use e.g. self.{method}('outputs', …)."
+        )
+
+
+def as_tensor(method, name, value, needed, dtype=None):
+    """A value as a tensor; an error names the tag and what is needed."""
+    try:
+        return tf.convert_to_tensor(value, dtype)
+    except (TypeError, ValueError):
+        kind = "a tensor" if tf.is_tensor(value) else f"{reprlib.repr(value)} ({type(value).__name__})"
+        given = f"{kind} of type {value.dtype.name}" if tf.is_tensor(value) else kind
+        raise TypeError(
+            f"`{method}` of {name!r} got {given}; it needs {needed}. Convert it, or leave the call out."
+        ) from None
+
+
+def check_text(name, text):
+    """One text as a tensor."""
+    text = as_tensor("log_text", name, text, "a str or a scalar tf.string tensor", tf.string)
+    if text.shape.rank != 0:
+        raise ValueError(f"The text {name!r} has shape {text.shape}; it must be one string. Use tf.strings.join.")
+    return text
+
+
 def check_numbers(name, tensor):
     """The elements of what is to become a histogram: those that a ragged or a sparse tensor holds."""
     if isinstance(tensor, tf.RaggedTensor):
         tensor = tensor.flat_values
     if isinstance(tensor, tf.SparseTensor | tf.IndexedSlices):
         tensor = tensor.values
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = as_tensor("log_histogram", name, tensor, "a tensor of real numbers")
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
         raise TypeError(
             f"The histogram {name!r} got a tensor of type {tensor.dtype.name}; it counts real numbers. Use `log_text` "
@@ -138,12 +162,13 @@ def buckets(tensor):
     return tf.cond(tf.size(values) > 0, count, lambda: tf.zeros([0, 3]))
 
 
-def check_images(images):
+def check_images(name, images):
     """Images as a tensor [batch, height, width, channels], from several or one."""
-    images = tf.stop_gradient(tf.convert_to_tensor(images))
+    needed = "pixels as a tensor, [height, width, channels] or [batch, height, width, channels]"
+    images = tf.stop_gradient(as_tensor("log_image", name, images, needed))
     if images.shape.rank not in (3, 4) or images.shape[-1] not in (1, 3, 4):
         raise ValueError(
-            f"An image of shape {images.shape} cannot be logged; it must be [height, width, channels] or [batch, "
+            f"The image {name!r} has shape {images.shape}; it must be [height, width, channels] or [batch, "
             "height, width, channels] with 1, 3 or 4 channels. Add an axis for grey pictures: images[..., tf.newaxis]."
         )
     return images if images.shape.rank == 4 else images[tf.newaxis]
@@ -151,7 +176,7 @@ def check_images(images):
 
 def pixels(images, limit):
     """[count, height, width, channels] from 0 to 255 of the first images; real numbers are taken to lie in [0, 1]."""
-    images = images[: _checked(limit)]
+    images = images[:limit]
     if images.dtype.is_floating:
         images = tf.round(255.0 * tf.clip_by_value(tf.cast(images, tf.float32), 0.0, 1.0))
     return tf.cast(images, tf.float32)
@@ -164,7 +189,8 @@ def check_audio(name, audio, sample_rate):
             f"The audio {name!r} has sample_rate={sample_rate!r}; it must be a Python integer of at least 1, the "
             "number of samples per second. Use e.g. 16000."
         )
-    audio = tf.stop_gradient(tf.convert_to_tensor(audio))
+    needed = "samples as a tensor, [samples, channels] or [batch, samples, channels]"
+    audio = tf.stop_gradient(as_tensor("log_audio", name, audio, needed))
     if audio.shape.rank not in (2, 3) or audio.shape[-1] is None or not audio.dtype.is_floating:
         raise ValueError(
             f"The audio {name!r} is {audio.dtype.name} of shape {audio.shape}; it must be real numbers [samples, "
@@ -176,11 +202,11 @@ def check_audio(name, audio, sample_rate):
 
 def clipped(audio, limit):
     """[count, samples, channels] of the first sounds as float32 between -1 and 1; what is not finite becomes 0."""
-    audio = tf.cast(audio[: _checked(limit)], tf.float32)
+    audio = tf.cast(audio[:limit], tf.float32)
     return tf.clip_by_value(tf.where(tf.math.is_finite(audio), audio, 0.0), -1.0, 1.0)
 
 
-def _checked(limit):
+def check_limit(limit):
     return check_integer("limit", limit, 1, "It is the largest number of pictures or sounds of a row.")
 
 

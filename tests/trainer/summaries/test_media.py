@@ -124,7 +124,13 @@ def test_what_cannot_be_logged_is_answered():
         trainer.log_histogram("a", tf.ones([2]))
 
     for action, message in (
-        (lambda t: t.log_image("a", tf.ones([2, 2])), r"An image of shape \(2, 2\) cannot be logged"),
+        (lambda t: t.log_image("a", tf.ones([2, 2])), r"The image 'a' has shape \(2, 2\); it must be \[height"),
+        (lambda t: t.log_image("a", None), r"`log_image` of 'a' got None \(NoneType\); it needs pixels as a tensor, "),
+        (lambda t: t.log_text("a", 3), r"`log_text` of 'a' got 3 \(int\); it needs a str or a scalar tf.string tensor"),
+        (lambda t: t.log_text("a", t.step), "`log_text` of 'a' got .*; it needs a str or a scalar tf.string tensor"),
+        (lambda t: t.log_histogram("a", None), "`log_histogram` of 'a' got None .*; it needs a tensor of real numbers"),
+        (lambda t: t.log_audio("a", {}, 8000), r"`log_audio` of 'a' got \{\} \(dict\); it needs samples as a tensor"),
+        (lambda t: t.log("a", None), r"`log` of 'a' got None \(NoneType\); it needs a number or a tensor of numbers"),
         (lambda t: t.log_text("a", ["x", "y"]), r"The text 'a' has shape \(2,\); it must be one string"),
         (lambda t: t.log_audio("a", tf.ones([4, 1]), 8000.5), "The audio 'a' has sample_rate=8000.5; it must be"),
         (lambda t: t.log_audio("a", tf.ones([4]), 8000), r"The audio 'a' is float32 of shape \(4,\); it must be real"),
@@ -140,6 +146,41 @@ def test_what_cannot_be_logged_is_answered():
         trainer.action = lambda trainer=trainer, action=action: action(trainer)
         with pytest.raises((ValueError, TypeError), match=message):
             trainer.fit(DATA, steps=1, progress=False)
+
+
+LOGGED = {
+    "log": lambda trainer: trainer.log("number", 1.0),
+    "log_histogram": lambda trainer: trainer.log_histogram("histogram", tf.ones([2])),
+    "log_image": lambda trainer: trainer.log_image("image", tf.ones([2, 2, 1])),
+    "log_audio": lambda trainer: trainer.log_audio("audio", tf.ones([2, 1]), 8000),
+    "log_text": lambda trainer: trainer.log_text("text", "x"),
+}
+
+
+def test_logging_outside_the_hooks_is_an_error_that_names_them():
+    class Logging(Trainer):
+        def compute_losses(self, batch, training):
+            for log in LOGGED.values():
+                log(self)
+            return {"error": self.model(batch)[:, 0]}
+
+    class Outside(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            LOGGED["log"](trainer)
+
+    trainer = Logging(linear_model(), "sgd")
+    for moment in ("before", "after"):
+        for method, log in LOGGED.items():
+            with pytest.raises(
+                RuntimeError, match=rf"^`{method}` was called outside the hooks of Logging; .*Call it in co"
+            ):
+                log(trainer)
+        trainer.compute_losses(next(iter(DATA)), True)  # by hand: nothing to log to, and no error
+        if moment == "before":
+            trainer.evaluate(DATA, steps=1)
+            trainer.fit(DATA, steps=1, progress=False)
+    with pytest.raises(RuntimeError, match="`log` was called outside the hooks"):
+        trainer.fit(DATA, steps=2, callbacks=[Outside()], progress=False)
 
 
 def test_a_text_that_is_not_utf_8_does_not_end_the_training(tmp_path):

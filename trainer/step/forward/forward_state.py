@@ -5,6 +5,7 @@ pure function: an update that is skipped has moved nothing, replicas can merge w
 forward pass on the same data leaves no trace. Other variables move at once, see `hook_state`.
 """
 
+import contextlib
 import threading
 
 import keras
@@ -29,12 +30,22 @@ class Tracing(threading.local):
     """What is noted while one update is traced. Each replica is traced in a thread of its own."""
 
     def __init__(self):
-        self.begin()
+        self._clear()
+        self.logs = []  # of nested `collecting_logs`, the first one of the update; empty outside the hooks
 
-    def begin(self):
+    @contextlib.contextmanager
+    def update(self):
+        """A context in which one update is traced. What it noted stays, but for the logs."""
+        self._clear()
+        self.logs = [{}]
+        try:
+            yield
+        finally:
+            self.logs = []
+
+    def _clear(self):
         self.rows, self.waits = [], []  # the ledger's
         self.checks = []  # operations that fail if the update is not finite
-        self.logs = [{}]  # of nested `collecting_logs`
         self.reports = {}  # of probed updates, by minimizer
         self.health = {}  # of examined updates, by minimizer
         self.features = None  # where `share` reports to, see `gradients.shared_features`
