@@ -6,6 +6,7 @@
 The study lies in `study.journal` below the workdir: started again, the search continues, and interrupted runs resume.
 """
 
+import difflib
 import os
 import sys
 import time
@@ -118,7 +119,9 @@ def open_study(workdir, metric, maximize):
     )
     # Another seed for each session: a continued search must not propose its first runs again.
     study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))
-    known = study.user_attrs.get("metric", metric), study.direction.name.lower()
+    # Without a result the name may have been misspelt.
+    compared = any(trial.state.is_finished() or trial.intermediate_values for trial in study.trials)
+    known = study.user_attrs.get("metric", metric) if compared else metric, study.direction.name.lower()
     if known != (metric, wanted):
         raise ValueError(
             f"The study in {workdir} has --metric={known[0]} to {known[1]}; now it is {metric} to {wanted}. Use the "
@@ -149,8 +152,12 @@ def check_continued(study, searched, command, workdir):
         study.set_user_attr(what, value)
 
 
+class MissingResult(ValueError):
+    """The runs have no result with the name of `--metric`."""
+
+
 class Search:
-    """Runs trials until there are enough of them.
+    """Runs trials until there are enough of them. A metric that the first of them does not have ends the search.
 
     Args:
         study: from `open_study`.
@@ -214,13 +221,20 @@ class Search:
             run.ending = "pruned"
         if run.ending != "pruned":
             self._report_evaluations(trial, run, reading)  # the last ones: later trials are compared with them
+        if run.results and self._metric not in run.results:
+            names = sorted(run.results)
+            near = difflib.get_close_matches(self._metric, names, n=1, cutoff=0.5)
+            raise MissingResult(
+                f"--metric is {self._metric!r}, which is not among the results of {run.name}: {', '.join(names)}. Use "
+                f"--metric={near[0] if near else names[0]} with the same --workdir: what has run is kept."
+            )
         value = run.results.get(self._metric)
         state = optuna.trial.TrialState
         if run.ending == "pruned":
             self._study.tell(trial, state=state.PRUNED)
         elif value is None or value != value:
             self._study.tell(trial, state=state.FAIL)
-            run.failure = run.failure or f"no {self._metric!r} among {sorted(run.results)}"
+            run.failure = run.failure or f"{self._metric} is NaN"
         else:
             self._study.tell(trial, value)
         board.clear()
@@ -312,6 +326,10 @@ def main(program, workdir, options, further):
         print(refusal, file=sys.stderr)
         return 2
     search = Search(study, searched, make_run, options.metric)
-    search.execute(options.trials, options.jobs)
+    try:
+        search.execute(options.trials, options.jobs)
+    except MissingResult as error:
+        print(f"looptape sweep: {error}", file=sys.stderr)
+        return 2
     print(sweep.table(search.runs, options.metric, options.maximize))
     return 0 if any(run.finished for run in search.runs) else 1

@@ -155,9 +155,34 @@ def test_a_run_that_ends_between_two_readings_reports_its_evaluations(make):
 
 def test_a_study_of_another_metric_is_refused(make):
     _, workdir = make
-    search.open_study(workdir, "loss", False)
+    study = search.open_study(workdir, "loss", False)
+    study.tell(study.ask(), 1.0)
     with pytest.raises(ValueError, match="has --metric=loss to minimize; now it is error to minimize"):
         search.open_study(workdir, "error", False)
+
+
+def test_a_misspelt_metric_ends_the_search_after_one_trial_and_loses_none(make):
+    make_run, workdir = make
+    searched = search.axes(["a=0.0..1.0"])
+    first = search.Search(search.open_study(workdir, "los", False), searched, make_run, "los", print)
+    with pytest.raises(
+        ValueError, match=r"^--metric is 'los', which is not among the results of a=.*: loss. Use --metric=l"
+    ):
+        first.execute(5, 1)
+    assert len(first.runs) == 1
+    second = search.Search(search.open_study(workdir, "loss", False), searched, make_run, "loss", print)
+    second.execute(2, 1)
+    assert second.runs[0].name == first.runs[0].name and [starts(run) for run in second.runs] == [1, 1]
+    values = [trial.value for trial in search.open_study(workdir, "loss", False).trials]
+    assert values == [run.results["loss"] for run in second.runs]
+
+
+def test_the_command_names_the_results_where_the_metric_is_misspelt(make, monkeypatch, capsys):
+    make_run, workdir = make
+    options = types.SimpleNamespace(search=["a=0..1.0"], grid=[], metric="los", maximize=False, trials=5, jobs=1)
+    monkeypatch.setattr(sweep.Run, "refusal", lambda run: "")
+    assert search.main([sys.executable, "-S", f"{os.path.dirname(workdir)}/toy.py"], workdir, options, []) == 2
+    assert "looptape sweep: --metric is 'los', which is not" in capsys.readouterr().err
 
 
 def test_a_study_continues_with_the_same_axes_and_flags_only(make):
