@@ -17,7 +17,7 @@ _SCALAR = {"kind": "scalar"}
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one directory of event files holds."""
+    """The contents of one directory of event files."""
 
     scalars: dict  # {tag: (steps, values)}; tags of older versions under their present names
     layers: dict  # {layer: {quantity: Rows}} by time step; loss shares and matrices are left out
@@ -94,7 +94,7 @@ def _take(step, value, scalars, arrays, descriptions):
 
 
 def _described(plugin):
-    """What the metadata of a tag say, or None if it is not read."""
+    """The metadata of a tag, or None if the tag is not read."""
     if plugin.plugin_name == "scalars":
         return _SCALAR
     if plugin.plugin_name == health_rows.PLUGIN_NAME:

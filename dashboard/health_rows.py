@@ -68,7 +68,7 @@ def decode(quantity, codes):
 
 
 def content(quantity, variables, minimizer="", part=1):
-    """What the metadata of a tag say."""
+    """The metadata of a tag."""
     if quantity not in QUANTITIES:
         raise ValueError(f"`quantity` is {quantity!r}; it must be one of {', '.join(QUANTITIES)}.")
     return {
@@ -98,7 +98,7 @@ def parse_content(serialized):
 
 
 def assembled(tags):
-    """What `health_verdicts.health_findings` takes, of {tag: (content, {step: codes})} as it was read.
+    """Arguments for `health_verdicts.health_findings` from {tag: (content, {step: codes})} as it was read.
 
     Where the list of variables changed, that of the latest rows counts. Rows that lack a quantity are left out, as are
     minimizers without any.

@@ -1,4 +1,4 @@
-"""What the writer (`trainer`) and the reader (the TensorBoard plugin) agree on: tags, metadata, row encoding.
+"""Format shared by the writer (`trainer`) and the reader (the TensorBoard plugin): tags, metadata, encoding of rows.
 
 A probed update writes, per layer, one `vector` summary per quantity and one `count` summary:
 

@@ -1,4 +1,4 @@
-"""What a run did as a whole, for the view of run health: loss, evaluations, skips, speed, shares, updates by layer.
+"""Summary of a whole run for the view of run health: loss, evaluations, skips, speed, shares, updates by layer.
 
 Reads scalars and health rows (`layer_tables`) through TensorBoard's data provider; it needs no recurrent layer.
 """

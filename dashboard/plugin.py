@@ -89,7 +89,7 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
         return False
 
     def data_plugin_names(self):
-        """What makes the tab active. Scalars too: the view of run health needs no probes."""
+        """Whether there is anything to show. Scalars are enough: the view of run health needs no probes."""
         return frozenset([self.plugin_name, health_rows.PLUGIN_NAME, "scalars"])
 
     def frontend_metadata(self):
@@ -263,7 +263,7 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
 
     @wrappers.Request.application
     def _serve_why(self, request):
-        """What each word of a verdict means and what to do. HTML."""
+        """HTML page that explains each word of a verdict and what to do about it."""
         return http_util.Respond(request, explanations.page(), "text/html")
 
     @wrappers.Request.application

@@ -124,7 +124,7 @@ def _values_per_example(values, examples):
 
 
 def check_result(name, loss):
-    """What a loss returned, if it is one tensor or a pair (values, weights)."""
+    """Splits the result of a loss: one tensor, or a pair (values, weights)."""
     tuple_of_parts = isinstance(loss, tuple) and (len(loss) != 2 or isinstance(loss[0], list | tuple | dict))
     if isinstance(loss, list | dict) or tuple_of_parts:
         raise TypeError(

@@ -248,7 +248,7 @@ def _several(metrics):
 
 
 def _by_name(what, name, module, instead):
-    """What Keras has under a name."""
+    """The Keras object of a given name."""
     try:
         found = module.get(name)
     except (ValueError, TypeError):

@@ -27,7 +27,7 @@ class Public:
 
 
 class FrozenSettings:
-    """What the traced update was made from. Refuses attributes that were set too late: better an error than silence.
+    """The settings that the traced update was made from. Raises an error for attributes that were set too late.
 
     Args:
         trainer: the trainer, with its settings.

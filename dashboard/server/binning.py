@@ -21,7 +21,7 @@ BLOCK_CELLS = 100_000
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """What a heat map needs. Row k merges the kept rows from `starts[k]` up to the next start."""
+    """Data of a heat map. Row k merges the kept rows from `starts[k]` up to the next start."""
 
     codes: np.ndarray  # uint16 [pictured rows, columns]
     starts: np.ndarray  # uint32 [pictured rows]

@@ -1,4 +1,4 @@
-"""What goes over the wire: a small binary container, and CSV.
+"""Encodes answers for the browser: a small binary container, and CSV.
 
     "GFLW"   uint32 header length   header (JSON, padded with spaces)   arrays, each at a multiple of 8 bytes
 

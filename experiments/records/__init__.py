@@ -1,1 +1,1 @@
-"""What a run records about itself: flags, pictures and texts for TensorBoard, a profile, versions."""
+"""Records of a run about itself: flags, pictures and texts for TensorBoard, a profile, versions."""

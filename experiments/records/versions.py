@@ -1,4 +1,4 @@
-"""What a run ran on: the commit, the versions, the machine."""
+"""The commit, the versions and the machine of a run."""
 
 import datetime
 import importlib.metadata
@@ -42,7 +42,7 @@ def _version(package):
 
 
 def _git(directory, *arguments):
-    """What git answers, or None without git or outside a repository."""
+    """The output of a git command, or None without git or outside a repository."""
     try:
         command = ["git", "-C", directory, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

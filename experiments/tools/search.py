@@ -30,7 +30,7 @@ class Axis(NamedTuple):
 
     @property
     def kind(self):
-        """What cannot change in a study that is continued, in words; the ends of a range can."""
+        """Describes the settings that must stay the same when a study is continued; the ends of a range may change."""
         if self.choices:
             return f"{self.name} ({', '.join(self.choices)})"
         numbers = "integers" if isinstance(self.low, int) and isinstance(self.high, int) else "real numbers"

@@ -21,7 +21,7 @@ _FOLD_TOLERANCE = 1e-4
 
 
 class Request(NamedTuple):
-    """What to go back for."""
+    """The targets of the backward passes."""
 
     variables: Any  # trainable variables to compute gradients for
     norms: bool = False  # credit: norms of the states' adjoints

@@ -1,4 +1,4 @@
-"""What a work directory holds: looptape checkpoints <work directory, or its `checkpoints`> [--contents]"""
+"""Lists checkpoints: looptape checkpoints <work directory, or its `checkpoints`> [--contents]"""
 
 import os
 import sys

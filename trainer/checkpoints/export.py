@@ -14,7 +14,7 @@ _BYTES_PER_VARIABLE, _BYTES_PER_FILE = 4096, 65536
 
 
 class WarmStart(NamedTuple):
-    """What a warm start took over. Paths are the model's."""
+    """The weights that a warm start took over, by the model's paths."""
 
     matched: list
     missing: list  # in the model, not in the source

@@ -20,7 +20,7 @@ RUN = "run_id"  # the file with the name of the run
 
 
 class Session:
-    """What a `fit` reads and writes below its work directory. Without one every method does nothing.
+    """The files that a `fit` reads and writes below its work directory. Without one every method does nothing.
 
     Of several workers only the chief locks and writes; the others read the checkpoint that it resumes from.
 
@@ -95,7 +95,7 @@ class Session:
         return saved
 
     def _finisher(self, taken, urgent, written):
-        """What to do, in the thread that trains, when a checkpoint is on the disk or could not be written."""
+        """Finishes a save in the training thread, once the checkpoint is on disk or its writing has failed."""
         source, store, step = self._source, self.store, taken.step
         position, passes = source.position, source.passes
 

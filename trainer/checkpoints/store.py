@@ -190,7 +190,7 @@ def values(path):
 
 
 def prefix(path):
-    """What TensorFlow calls the checkpoint in this directory."""
+    """TensorFlow's name for the checkpoint in this directory."""
     return os.path.join(path, "state")
 
 
@@ -243,7 +243,7 @@ def by_position(contents, state, path):
 
 
 def verify(path):
-    """What is wrong with a checkpoint, in words, or None."""
+    """Describes what is wrong with a checkpoint; None if nothing is."""
     try:
         manifest = read_manifest(path)
         if manifest.pop("checksum") != _checksum(manifest):

@@ -173,7 +173,7 @@ class WholeCopies:
         self._copies = {}
 
     def of(self, variable):
-        """What to save in place of a variable: itself, if it is whole."""
+        """The tensor to save for a variable: the variable itself if it is whole."""
         if self._trainer.replicas == 1 or variable.synchronization != tf.VariableSynchronization.ON_READ:
             return variable
         if id(variable) not in self._copies:

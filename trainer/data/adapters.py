@@ -86,7 +86,7 @@ def as_inputs(data, model):
 
 
 def _kind(data):
-    """What the data are, in words: also what a tuple that holds no arrays holds."""
+    """Describes the kind of data, including the members of a tuple that holds no arrays."""
     if not isinstance(data, tuple | list | dict) or not data:
         return f"a {type(data).__name__}"
     members = data.values() if isinstance(data, dict) else data

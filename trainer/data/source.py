@@ -228,7 +228,7 @@ class IndexedSource(Source):
         return False
 
     def identity(self):
-        """What must be equal on all workers: the arguments, and one example of the next batch."""
+        """Values that must be equal on all workers: the arguments, and one example of the next batch."""
         number = int(self.data.indices(self._start)[0])
         [example] = tf.data.Dataset.from_tensors(tf.constant(number, tf.int64)).map(self.data.function)
         return self.description, example
@@ -298,7 +298,7 @@ class ShardedSource(Source):
         return False
 
     def identity(self):
-        """What must be equal on all workers: how many there are. The batches are not."""
+        """Values that must be equal on all workers: how many there are. The batches differ."""
         return self.description, ()
 
     def sample(self):

@@ -24,7 +24,7 @@ _SINGLE_RUNS = 64
 
 
 def examine(trainer, source, parts, workdir=None):
-    """What is wrong with an update, in a few lines. With `workdir` batch, state and report are kept there."""
+    """Explains a non-finite update in a few lines. With `workdir`, keeps batch, state and report there."""
     step = trainer.counters.step - 1
     kept = None if workdir is None else os.path.join(workdir, f"nonfinite-{step:010d}")
     if kept is not None and not trainer.workers.is_chief:

@@ -23,7 +23,7 @@ _DIVERGED = 4.0  # a loss above so many times the lowest one ends the search
 
 @dataclasses.dataclass(frozen=True)
 class RateSearch:
-    """What `Trainer.find_learning_rate` found.
+    """Result of `Trainer.find_learning_rate`.
 
     Args:
         rates: [updates], rising.

@@ -23,7 +23,7 @@ HOOKS = {"training": _TRAINING, "evaluation": ("eval_step", "compute_losses", "c
 
 
 class TracedConstants:
-    """What a trainer's traced functions read from Python: `self.beta` of a hook, options of optimizers and losses.
+    """Python values that a trainer's traced functions read: `self.beta` of a hook, options of optimizers and losses.
 
     A change of these has no effect, and nobody would notice: one warning names each. Values that change while a hook is
     traced are left out: they are its own notes. With `run_eagerly` nothing is kept.

@@ -56,7 +56,7 @@ class Exchange:
 
     @property
     def card(self):
-        """What the other workers have to know to connect to this one."""
+        """The address and key that other workers need to connect to this one."""
         return f"{self._listeners[0].getsockname()[1]} {self._token} {self._name} {self._machine}"
 
     def connect(self, cards, seconds=_CONNECT_SECONDS):

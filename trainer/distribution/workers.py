@@ -178,7 +178,7 @@ class Workers(Alone):
         return everyone, tf.reduce_any(found) & ~everyone
 
     def uneven(self):
-        """What to raise on every worker when the data of some of them end before those of the others."""
+        """The error to raise on every worker if some run out of data before the others."""
         return ValueError(
             f"The workers differ in the number of batches: the data of some end before those of the others (this is "
             f"{self.name}). {_SAME_DATA}"
@@ -193,7 +193,7 @@ class Workers(Alone):
                 file.write(str(step))
 
     def lost(self, error, step, resumes_at):
-        """What to raise when a collective operation failed: who noticed it, after which step, what to do."""
+        """The error to raise after a failed collective operation: who noticed it, after which step, what to do."""
         between = _BETWEEN.search(str(error))
         told = " ".join(str(getattr(error, "message", error)).split())
         told = told.partition("aborted by:")[2].strip() or told  # before it: where in the program it happened

@@ -25,7 +25,7 @@ _FIRST_BATCHES, _SECONDS_PER_CALL = 8, 0.5
 
 
 class Layout:
-    """What one trace of the evaluation sums up: names of the losses, names logged, and the sums in float64."""
+    """Running sums of one trace of the evaluation: names of the losses, names logged, and the sums in float64."""
 
     def __init__(self, names, logged, make_variable):
         self.names, self.logged = names, logged

@@ -87,7 +87,7 @@ class History:
         yield from self._scalars.values()
 
     def layers(self):
-        """What `verdicts.run_findings` takes: rows padded with NaN to the longest."""
+        """Arguments for `verdicts.run_findings`: rows padded with NaN to the longest."""
         found = {}
         for layer, quantities in self._layers.items():
             if "state" not in quantities:
@@ -100,7 +100,7 @@ class History:
         return found
 
     def health(self):
-        """What `health_verdicts.health_findings` takes; after a change of what is trained, the present variables."""
+        """Arguments for `health_verdicts.health_findings`; after a change of what is trained, the present variables."""
         found = {}
         for minimizer, parts in self._health.items():
             variables, series = _latest(parts)

@@ -20,7 +20,7 @@ DECAY = 0.9  # per health row, of the averages of S and Q
 
 
 class Parts(NamedTuple):
-    """What a micro-batch adds. All are sums over micro-batches and replicas."""
+    """Contributions of one micro-batch. All are summed over micro-batches and replicas."""
 
     count: Any  # parts with examples
     products: Any  # [groups, groups]: ⟨h_k, h_l⟩ / n of the summed gradients of each group
@@ -44,7 +44,7 @@ def part(groups, examples, loss_gradients=()):
 
 
 def conclude(parts, factors, gradients, groups, examples, loss_gradients=()):
-    """What the host needs of one update: {"parts", "examples", "scatter" [1 + K], "square" [1 + K]}. Traced.
+    """Values of one update for the host: {"parts", "examples", "scatter" [1 + K], "square" [1 + K]}. Traced.
 
     The first entry is the whole update, the others are the losses, where their gradients are known.
 

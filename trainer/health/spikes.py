@@ -52,7 +52,7 @@ class SpikeGuard:
 
     @property
     def variables(self):
-        """What a checkpoint holds."""
+        """The state for a checkpoint."""
         return [self._window, self._count]
 
     def guard(self, number, loss, norm):

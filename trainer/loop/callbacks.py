@@ -72,7 +72,7 @@ class CallbackBridge:
             self._trainer.model.optimizer = self._former_optimizer
 
     def state(self, arrays):
-        """What the callbacks remember, as JSON can hold it; large arrays are put into the dict `arrays`."""
+        """The state of the callbacks as JSON; large arrays go into the dict `arrays`."""
         return [{"type": type(c).__name__, "memory": callback_memory.remembered(c, arrays)} for c in self._callbacks]
 
     def restore(self, state, arrays):
@@ -92,7 +92,7 @@ class CallbackBridge:
         return found
 
     def shared_state(self):
-        """What the bridge itself remembers: the latest evaluation, the place in the epoch, the history, the stop."""
+        """The state of the bridge: the latest evaluation, the place in the epoch, the history, the stop."""
         history = callback_memory.encode([self.history.history, self.history.epoch])
         return {"validation": self._validation, "batch": self._batch, "stopped": self.stopped, "history": history}
 

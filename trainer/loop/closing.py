@@ -1,4 +1,4 @@
-"""What a run shows of itself: values for the progress bar, and at its end its verdicts as text for TensorBoard."""
+"""Values for the progress bar, and at the end of a run its verdicts as text for TensorBoard."""
 
 from looptape.trainer.loop.progress_bar import NotebookProgress, Progress, in_notebook
 from looptape.trainer.summaries import event_writer, scalars
@@ -13,7 +13,7 @@ def write_verdicts(trainer, rows):
 
 
 def advice(finding):
-    """What could help, as a sentence, or nothing."""
+    """A sentence of advice, or an empty string."""
     return f"Try: {finding.advice}" if finding.advice else ""
 
 

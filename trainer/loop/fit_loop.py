@@ -166,7 +166,7 @@ class Fitting:
             self._begin_epoch()
 
     def _loop_state(self):
-        """What `_resume` needs."""
+        """Arguments for `_resume`."""
         self._collect()
         return {
             "windows": trainer_state.windows_state(self._log_window, self._epoch_window),

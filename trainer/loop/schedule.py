@@ -102,7 +102,7 @@ class Agenda:
             self._trainer.calls.updates_per_second = rate if known is None or rate < known else 0.5 * (known + rate)
 
     def chores(self, done, ended, save_due, keeping_best):
-        """What the updates that were just made call for, by name, in this order.
+        """Names of the actions that are due after the latest updates, in order.
 
         Args:
             done: how many they were.

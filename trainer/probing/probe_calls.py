@@ -120,7 +120,7 @@ class ProbeRecord:
 
     @property
     def shape(self):
-        """What the reported vectors are flattened from: the capacity, or where Python knew all time steps
+        """The shape that the reported vectors are flattened from: the capacity, or where Python knew all time steps
         their extent.
         """
         if self.sources:
@@ -222,7 +222,7 @@ def statistics(gradient, batched):
 
 
 def update(key, gradient, batched):
-    """What a time step adds to its row of the table `key`."""
+    """The contribution of a time step to its row of the table `key`."""
     if key == "full":
         return gradient
     row, norms = statistics(gradient, batched)

@@ -19,7 +19,7 @@ from looptape.trainer.probing import errors, taps
 
 
 class Rows(NamedTuple):
-    """What is kept of a tensor [time, batch, ...]."""
+    """Statistics of a tensor [time, batch, ...]."""
 
     squares: Any  # [time, batch], sums over the features, float64
     zeros: Any  # [time, batch], number of exact zeros

@@ -1,4 +1,4 @@
-"""What is probed in one run of one loop: the ports that its time steps tap, and where their gradients are to
+"""Records of one probed run of one loop: the ports that its time steps tap, and where their gradients are to
 be found.
 """
 
@@ -139,7 +139,7 @@ class LoopRecord:
         return tensor
 
     def mark_inner(self, index, output, marks):
-        """What an inner cell hands to the one above."""
+        """The output that an inner cell hands to the one above."""
         return self.mark(f"inner/{index}", output, marks) if index < len(self.inner) - 1 else output
 
     def read_step(self, found, weights, outputs, states):
@@ -197,7 +197,7 @@ class LoopRecord:
         return any(value is not None for key, value in gradients.items() if key.split("/")[0] in kinds)
 
     def translate(self, gradients):
-        """What `trainer.probing.quantities` reads."""
+        """The gradients in the form that `trainer.probing.quantities` reads."""
         return gradients
 
     def make_groups(self, floating, alias):

@@ -146,7 +146,7 @@ class ProbeSession:
         return candidate
 
     def probe(self, name, tensor, t, batched):
-        """What `probe` does while this session is active. `t` is a tuple."""
+        """Implements `probe` while this session is active. `t` is a tuple."""
         kinds = errors.check_place(f"`probe({name!r}, ...)`", self._graph)
         if name not in self._probes:
             if self.free_name(name) != name:

@@ -206,7 +206,7 @@ def _state_gradients(step, seeds, arriving):
 
 
 def _way(step, later, earlier, seed):
-    """What of a gradient of state `later` belongs to state `earlier` of the same time step, or None."""
+    """The part of a gradient of state `later` that belongs to state `earlier` of the same time step, or None."""
     return step.tape.gradient(step.leaving[later], step.leaving[earlier], output_gradients=seed)
 
 

@@ -59,7 +59,7 @@ def runner(new_runner):
 
 
 def action(name):
-    """What acts on the gradient of a loop of this name, as the innermost runner that knows says; or None."""
+    """The action on the gradient of a loop of this name, according to the innermost runner that knows it; or None."""
     found = (runner.action(name) for runner in runners() if hasattr(runner, "action"))
     return None if name is None else next(found, None)
 

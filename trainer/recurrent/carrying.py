@@ -84,7 +84,7 @@ class Carrying:
 
 
 class _Keeper:
-    """What the layers of one replica ask; see `layers.run_by`."""
+    """Answers the layers of one replica; see `layers.run_by`."""
 
     def __init__(self, carrying, begins, replica, replicas):
         self._carrying, self._begins, self._replica, self._replicas = carrying, begins, replica, replicas

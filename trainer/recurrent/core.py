@@ -155,7 +155,7 @@ class _Entry:
         return run_call(call, record, options)
 
     def action(self, name):
-        """What acts on the gradient of a loop of this name."""
+        """The action on the gradient of a loop of this name."""
         return self._core.options(name)[0]
 
     @property

@@ -41,7 +41,7 @@ def read(variable, scope=None):
 
 
 def source(variable, scope=None):
-    """What a Keras variable is read from: a tensor that `scope` holds, or the `tf.Variable`."""
+    """The source of a Keras variable's value: a tensor that `scope` holds, or the `tf.Variable`."""
     value = scope.get_current_value(variable) if scope is not None else None
     return variable._value if value is None else value
 
@@ -61,7 +61,7 @@ _CONTEXT = ("current_call_ctx", "autocast_scope")
 
 
 def call_context():
-    """What Keras knows about the layers that are being called, for `in_call_context`."""
+    """Keras's context of the layers that are being called, for `in_call_context`."""
     return {name: copy.copy(global_state.get_global_attribute(name)) for name in _CONTEXT}
 
 
@@ -285,7 +285,7 @@ def captured_by_loop(result):
 
 
 def captured(tensor):
-    """What stands for a tensor of an outer graph in the graph being traced."""
+    """The placeholder of an outer graph's tensor in the graph being traced."""
     graph = tf.compat.v1.get_default_graph()
     return tensor if getattr(tensor, "graph", None) is graph else graph.capture(tensor)
 

@@ -42,7 +42,7 @@ class Steering:
         return bool(self._actions or self._hook or self._window)
 
     def set(self, step, units):
-        """What holds for the backward passes that follow: the updates made, and the units of the limits."""
+        """Sets the number of updates made and the units of the limits for the backward passes that follow."""
         self.step, self.units = step, units
 
     def now(self):

@@ -19,7 +19,7 @@ def add(totals, result):
 
 
 def leave_out_empty(result, before):
-    """What a share without examples adds: nothing, and it moves nothing. Means over no example are NaN.
+    """Lets a share without examples add nothing and move nothing. Means over no examples would be NaN.
 
     Args:
         result: a `MicroResult` whose `state` is the values after it.
@@ -37,7 +37,7 @@ def leave_out_empty(result, before):
 
 
 def changes_of_replica(before, after, is_metric, is_rows, examples):
-    """What a replica adds to the new state of all of them, as real numbers to be summed up. In a replica context.
+    """The contribution of a replica to the new state of all, as real numbers to be summed. In a replica context.
 
     Statistics are averaged, weighted by the examples each replica saw. A metric's value in a replica is a part of the
     whole: the changes are added up. Integers (random states, counters) are those of the first replica.

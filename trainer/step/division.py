@@ -82,7 +82,7 @@ class Division:
             yield
 
     def ran_out(self, error):
-        """What to raise for TensorFlow's error: `OutOfMemory` if the update can be made again."""
+        """The error to raise for TensorFlow's: `OutOfMemory` if the update can be repeated."""
         if not self.auto:
             return error
         if bool(self._writing.numpy()):

@@ -23,7 +23,7 @@ _REPLICA_SEED = 0x9E3779B1
 
 
 class _Observers(NamedTuple):
-    """What follows a forward pass; None for what is not wanted."""
+    """Work that follows a forward pass; None for what is not wanted."""
 
     session: Any = None  # `ProbeSession`
     features: Any = None  # `shared_features.Features`
@@ -31,7 +31,7 @@ class _Observers(NamedTuple):
 
 
 class _Forward(NamedTuple):
-    """What a forward pass gives."""
+    """Results of a forward pass."""
 
     terms: dict  # {name: Term}
     logged: dict  # {name: value}
@@ -54,7 +54,7 @@ class _Pass(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What the backward passes of the update give."""
+    """Results of the backward passes of the update."""
 
     gradients: list  # [groups][live variables]
     asked: Any  # gradients of what the observers asked for, or None
@@ -305,7 +305,7 @@ class MicroStep:
         return live, None if mask is None else [shared for shared, reached in zip(mask, live, strict=True) if reached]
 
     def _units(self, made):
-        """What makes of the gradient of each target that of an example's own loss; for limits of actions."""
+        """Factors that turn the gradient of each target into that of an example's own loss; for limits of actions."""
         plan, examples = made.forward.plan, made.forward.examples
         if not self.owner.steering.needs_units:
             return [1.0] * len(plan.groups)
@@ -342,7 +342,7 @@ class MicroStep:
         return averages[0], averages[1:]
 
     def _looks(self, made):
-        """What a report differentiates and divides by, a `probe_report.Looks`; None where no gradient is asked for."""
+        """The `probe_report.Looks` of a report: its targets and divisors; None where no gradient is asked for."""
         session, _, outputs = made.observers
         if session is None and (outputs is None or not outputs.sources):
             return None

@@ -236,7 +236,7 @@ class Minimizer:
         return self._first(self.owner.strategy.run(self._losses_of_replica, args=(parts, states)))
 
     def _first(self, results):
-        """What the first replica of this process has: all of them have the same."""
+        """The value of the first replica of this process; all replicas have the same."""
         return tf.nest.map_structure(lambda x: self.owner.strategy.experimental_local_results(x)[0], results)
 
     def _combined(self, make, spec):

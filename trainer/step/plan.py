@@ -69,7 +69,7 @@ def _written_again(old, new):
 
 
 class LossPlan(NamedTuple):
-    """What a forward pass tells of its losses. Lists are in the order of the losses."""
+    """Findings of a forward pass about its losses. Lists are in the order of the losses."""
 
     names: list  # of the losses
     logged: list  # names of the `log` calls
@@ -85,7 +85,7 @@ class LossPlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the trace of a micro-batch tells about its result."""
+    """Findings of the trace of a micro-batch about its result."""
 
     losses: LossPlan
     live: list  # [bool] of the trainable variables: does some loss reach it?
@@ -97,7 +97,7 @@ class Plan(NamedTuple):
 
 
 class MicroResult(NamedTuple):
-    """What a micro-batch adds to the update. Fields that do not apply are None; `ADDITIVE` add up."""
+    """Contributions of a micro-batch to the update. Fields that do not apply are None; `ADDITIVE` add up."""
 
     gradients: Any  # [groups][variables]
     sums: Any  # K scalars

@@ -204,7 +204,7 @@ class HealthLog:
             events.write(step, [text, event_writer.scalar(logged_run.SPIKE, spike.step)])
 
     def findings(self):
-        """What the numbers of this run say, worst first; see `dashboard.rules.verdicts`."""
+        """The findings about this run, worst first; see `dashboard.rules.verdicts`."""
         noise = {}
         for minimizer, averages in self.noise.items():
             examples = self._examples[minimizer]

@@ -17,7 +17,7 @@ _NEVER = -1
 
 
 class Media:
-    """What `log_histogram`, `log_image`, `log_audio` and `log_text` note, until the host writes it.
+    """Notes of `log_histogram`, `log_image`, `log_audio` and `log_text` until the host writes them.
 
     Each name has a variable, to which the update writes whose row is logged next. In all other updates nothing but a
     comparison of two integers happens, and never a call of the host.

@@ -84,7 +84,7 @@ def _shares(prefix, losses, weights):
 
 
 def callback_logs(trainer, window):
-    """What a Keras callback sees: `loss`, each loss by name, what was logged, the metrics."""
+    """Logs for Keras callbacks: `loss`, each loss by name, what was logged, the metrics."""
     logs = {}
     parts = window.parts()
     totals = [part["total"] for minimizer, part in parts if minimizer is not None]

@@ -30,7 +30,7 @@ _HOOKS_OF: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # {trainer: 
 
 
 def environment():
-    """What the bits depend on beside the state."""
+    """Everything besides the state that the bits depend on."""
     threads = tf.config.threading
     return {
         **{name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")},

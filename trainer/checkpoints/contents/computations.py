@@ -1,4 +1,4 @@
-"""What layers compute beside their configuration: code of one's own, the wiring of a functional model, precision."""
+"""Descriptions of layers beyond their configuration: custom code, the wiring of a functional model, precision."""
 
 import types
 

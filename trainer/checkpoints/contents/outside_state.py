@@ -67,7 +67,7 @@ def _trainable(roots):
 
 
 def _held(value: Any, depth=_DEPTH, seen=()) -> list:
-    """What holds variables in an attribute: itself, or members of containers and of objects of one's own classes."""
+    """The holders of variables in an attribute: itself, or members of containers and of custom objects."""
     if isinstance(value, (*_HOLDERS, tf.Variable, keras.Variable, tf.random.Generator, keras.random.SeedGenerator)):
         return [value]
     if isinstance(value, Mapping):

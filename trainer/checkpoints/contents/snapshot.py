@@ -10,7 +10,7 @@ import tensorflow as tf
 
 
 class Snapshot(NamedTuple):
-    """What one checkpoint will hold. Nothing in it changes any more."""
+    """The contents of one checkpoint, frozen when it is taken."""
 
     step: int
     tensors: dict  # {name: a trackable that saves what the variable or iterator of this name held}

@@ -22,7 +22,7 @@ class SecondDerivativeError(RuntimeError):
 
 
 class Keys(NamedTuple):
-    """What a run reports; see `both_ways.run`."""
+    """The quantities that a run reports; see `both_ways.run`."""
 
     taps: tuple[str, ...]
     weights: tuple[int, ...]
@@ -30,7 +30,7 @@ class Keys(NamedTuple):
 
 
 class _Ran(NamedTuple):
-    """What a forward pass gave, in parts of the batch, and whole."""
+    """Results of a forward pass, in parts of the batch and whole."""
 
     inputs: Any
     parts: Any

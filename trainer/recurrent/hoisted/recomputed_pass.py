@@ -21,7 +21,7 @@ class _Given(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What a forward pass keeps."""
+    """The states that a forward pass keeps."""
 
     starts: Any  # the states that the stretches begin with: a tuple of [stretches, batch, units]
     before_rest: Any  # those that the time steps left over begin with

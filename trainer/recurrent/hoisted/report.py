@@ -16,7 +16,7 @@ _LIFT = 2.0**63  # brings the least normal number's square into the range
 
 
 class Found(NamedTuple):
-    """What a backward pass gave, of all time steps: [time, batch, …] in the order of the iterations."""
+    """Results of a backward pass at all time steps: [time, batch, …] in the order of the iterations."""
 
     sent: Any  # to the states before each time step
     changed: Any  # adjoints after the action, or ()

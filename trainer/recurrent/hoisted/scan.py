@@ -41,7 +41,7 @@ def forward(recurrence, projected, states, recurrent, mask, entering=(), leaving
 
 
 def backward(recurrence, kept, initial, after, external, final, transposed, mask, act=None, time=None, later=False):
-    """What every time step sends back, and what the weights' gradients are made of.
+    """The adjoints that every time step sends back, and the factors of the weights' gradients.
 
     Args:
         kept, after: as from `forward`; `initial` are the states that it began with.

@@ -43,7 +43,7 @@ def _name(activation):
 def inner_loop(
     layer, sequences, initial_state, mask=None, training=False, *, record=None, stride=None, wanted=True, **options
 ):
-    """What `layer.inner_loop` returns, in the hoisted form, for a layer that `applies` has nothing against.
+    """Computes `layer.inner_loop` in the hoisted form, for a layer that `applies` accepts.
 
     Args:
         sequences, initial_state, mask, training: as for `keras.layers.RNN.inner_loop`, batch first.

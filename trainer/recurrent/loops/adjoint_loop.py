@@ -28,7 +28,7 @@ from looptape.trainer.recurrent.loops.taped_loop import run_loop
 
 
 class Entering(NamedTuple):
-    """What was kept of a time step, for its way back."""
+    """Values of a time step that its backward step needs."""
 
     states: Any  # flat, before it
     moving: Any
@@ -36,7 +36,7 @@ class Entering(NamedTuple):
 
 
 class Way(NamedTuple):
-    """What the backward loop carries from one time step to the one before."""
+    """Values that the backward loop carries from one time step to the one before."""
 
     later: Any  # gradients of the real-valued states
     pending: Any  # of an output that masked time steps repeat, or that only the last time step has; or ()
@@ -292,7 +292,7 @@ class AdjointLoop(StateLoop):
         return pending, tf.zeros_like(pending)
 
     def _mask_output(self, valid, at_output, pending):
-        """What of it is for the output of this iteration, and what for the one that a masked example repeats."""
+        """Splits it: the part for the output of this iteration, the part for the output that a masked example repeats."""
         own, other = _divide(valid, at_output)
         return own, (other if self._repeats else pending)
 
@@ -320,7 +320,7 @@ class AdjointLoop(StateLoop):
         return self._length - 1 - iteration if self._layout.go_backwards else iteration
 
     def _carried(self, t, later, sender):
-        """What the next time step sent back, after the action on that."""
+        """The gradient that the next time step sent back, after the action on it."""
         carried = getattr(self._act, "carried", None)
         if carried is None:
             return later

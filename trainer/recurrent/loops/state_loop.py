@@ -15,7 +15,7 @@ from looptape.trainer.recurrent.loops.python_steps import index_of, pack, select
 
 
 class First(NamedTuple):
-    """What a trial run of the step told."""
+    """Findings of a trial run of the step."""
 
     output: Any
     states: Any  # nested

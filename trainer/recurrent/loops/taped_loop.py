@@ -79,7 +79,7 @@ def run_loop(step, first, inputs, states, mask, layout, taps=None):
 
 
 class _Spec(NamedTuple):
-    """What the elements of a list look like."""
+    """Shape and dtype of the elements of a list."""
 
     shape: tf.TensorShape
     dtype: Any

@@ -27,7 +27,7 @@ class ForwardScope(keras.StatelessScope):
 
 
 class Tracing(threading.local):
-    """What is noted while one update is traced. Each replica is traced in a thread of its own."""
+    """Notes taken while one update is traced. Each replica is traced in a thread of its own."""
 
     def __init__(self):
         self._clear()

@@ -18,7 +18,7 @@ def divide(losses):
 
 
 def add(owner, penalties, compute, examples):
-    """What `compute` returns, {name: loss}, and the penalties. Traced or eager.
+    """Calls `compute` and returns its {name: loss} together with the penalties. Traced or eager.
 
     The error is the weighted sum of the means of the other losses in this micro-batch.
 

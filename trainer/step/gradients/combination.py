@@ -11,7 +11,7 @@ from looptape.trainer.variables import creating_variables
 
 
 class Combined(NamedTuple):
-    """What a combiner makes of one update."""
+    """Result of a combiner for one update."""
 
     gradients: Any  # [variables]
     total: Any  # scalar, what is optimised
@@ -142,7 +142,7 @@ def factors(minimizer, result, coefficients):
 
 
 def _measure(minimizer, groups, products, factors):
-    """What the combiner measures: on all variables, on the shared ones, or by products of shared features."""
+    """Chooses what the combiner measures: all variables, the shared ones, or products of shared features."""
     if products is not None:
         factors = tf.cast(factors, products.dtype)
         return products * factors[:, tf.newaxis] * factors[tf.newaxis, :]

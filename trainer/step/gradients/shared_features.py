@@ -98,7 +98,7 @@ def products(gradients, factors):
 
 
 class Factors:
-    """What the gradients of Σ w·l have to be multiplied by, where a micro-batch is the whole update.
+    """The factors for the gradients of Σ w·l, where a micro-batch is the whole update.
 
     Args:
         terms: of the losses.

@@ -13,7 +13,7 @@ from looptape.trainer.step.reports import health_report
 
 
 class Report(NamedTuple):
-    """What a probed micro-batch found. All parts add up over micro-batches and replicas."""
+    """Findings of a probed micro-batch. All parts add up over micro-batches and replicas."""
 
     totals: Any  # {layer: {quantity: sums over examples}}, see `trainer.probing.report`
     products: Any  # {layer: [losses, losses, time]}, with several losses
@@ -25,7 +25,7 @@ NOTHING = Report({}, {}, [])
 
 
 class Looks(NamedTuple):
-    """What a report differentiates, and what its gradients are divided by."""
+    """Targets that a report differentiates, and divisors of their gradients."""
 
     mean: Any  # over this micro-batch, times the loss scale; None where the update's own target will do
     losses: list  # Σ w·l of each loss, times the loss scale, if there are several
@@ -35,7 +35,7 @@ class Looks(NamedTuple):
 
     @property
     def factor(self):
-        """What the gradients of the update's target are divided by."""
+        """The divisor for the gradients of the update's target."""
         return self.scale if self.divisor is None else self.scale * self.divisor
 
 

@@ -7,7 +7,7 @@ from looptape.trainer.step.gradients import combination
 
 
 class ExaminedUpdate:
-    """What a minimizer's update does to its variables. Made before the update is written, concluded after it.
+    """Measures what a minimizer's update does to its variables. Made before the update is written, concluded after it.
 
     Args:
         owner: the trainer.

@@ -33,7 +33,7 @@ class Recurrence(abc.ABC):
 
     @abc.abstractmethod
     def factors(self, kept, before, after):
-        """What the adjoint is multiplied with, for all time steps: a tuple of tensors. No matrix products.
+        """The factors of the adjoint for all time steps: a tuple of tensors. No matrix products.
 
         Args:
             kept: what `step` returned beside the states.
@@ -58,7 +58,7 @@ class Recurrence(abc.ABC):
         """
 
     def factorised(self, inputs, before, deltas, operands):
-        """What the time steps add to (kernel, recurrent kernel, bias), in factors: for each a list of (left, delta).
+        """Contributions of the time steps to (kernel, recurrent kernel, bias): for each a list of factors (left, delta).
 
         The part of time step t is left_tᵀ delta_t, or the sum of delta_t over the examples where `left` is None. Parts
         of a kernel lie side by side, those of a bias one above the other.
