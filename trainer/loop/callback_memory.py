@@ -95,7 +95,7 @@ class _Foreign(TypeError):
 
 
 class _Unknown:
-    """Stands for an object that no checkpoint can hold (an open file, a lock). Equal to the same object of that length."""
+    """Stands for an object that no checkpoint can hold (a file, a lock). Equal to the same object of that length."""
 
     def __init__(self, value):
         self._same = id(value), len(value) if isinstance(value, Sized) else None

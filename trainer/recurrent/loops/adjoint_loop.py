@@ -292,7 +292,7 @@ class AdjointLoop(StateLoop):
         return pending, tf.zeros_like(pending)
 
     def _mask_output(self, valid, at_output, pending):
-        """Splits it: the part for the output of this iteration, the part for the output that a masked example repeats."""
+        """Splits it: the part for the output of this iteration, and that for the output that masked examples repeat."""
         own, other = _divide(valid, at_output)
         return own, (other if self._repeats else pending)
 

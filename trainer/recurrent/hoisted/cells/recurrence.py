@@ -58,7 +58,7 @@ class Recurrence(abc.ABC):
         """
 
     def factorised(self, inputs, before, deltas, operands):
-        """Contributions of the time steps to (kernel, recurrent kernel, bias): for each a list of factors (left, delta).
+        """Contributions of the time steps to (kernel, recurrent kernel, bias): lists of factors (left, delta).
 
         The part of time step t is left_tᵀ delta_t, or the sum of delta_t over the examples where `left` is None. Parts
         of a kernel lie side by side, those of a bias one above the other.
