@@ -219,7 +219,7 @@ class Hooks:
             self._engine.media.record(name, "histogram", lambda: media.buckets(tensor))
 
     def log_image(self, name: str, images: Any, limit: int = 3) -> None:
-        """Logs the first images of a batch, [batch, height, width, channels], or one image; when, see `log_histogram`.
+        """Logs the first images of a batch, [batch, height, width, channels], or one image. `log_histogram` tells when.
 
         Floating-point pixels are read as lying between 0 and 1, integers between 0 and 255.
 
@@ -235,7 +235,7 @@ class Hooks:
             self._engine.media.record(name, "image", lambda: media.pixels(images, limit))
 
     def log_audio(self, name: str, audio: Any, sample_rate: int, limit: int = 1) -> None:
-        """Logs the first sounds of a batch, [batch, samples, channels], or one sound; when, see `log_histogram`.
+        """Logs the first sounds of a batch, [batch, samples, channels], or one sound. `log_histogram` tells when.
 
         Samples are clipped to the range from -1 to 1. `sample_rate` is the number of samples per second.
 
@@ -252,7 +252,7 @@ class Hooks:
             self._engine.media.record(name, kind, lambda: media.clipped(audio, limit))
 
     def log_text(self, name: str, text: Any) -> None:
-        """Logs a text in Markdown, a Python or a TensorFlow string; when, see `log_histogram`.
+        """Logs a text in Markdown, a Python or a TensorFlow string. `log_histogram` tells when.
 
         >>> class Watched(Trainer):
         ...     def compute_losses(self, batch, training):

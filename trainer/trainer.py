@@ -71,7 +71,7 @@ class Trainer(Hooks, Examination):
         jit_compile: compile the micro-step with XLA.
         steps_per_call: updates per call of the traced function, or "auto".
         recurrent: the loop of recurrent Keras layers in training: "auto", Looptape's own unless Keras's is faster;
-            "adjoint", Looptape's general loop wherever possible, with Keras's bits; "keras", Keras's.
+            "adjoint", Looptape's general loop wherever possible, bit-equal to Keras; "keras", Keras's.
         recurrent_memory: how many states of recurrent layers to keep for the backward pass; the others are recomputed:
             "sqrt" for the fewest; a number of bytes per layer, or "500MB", above which a layer keeps the fewest;
             "every 16" for every 16th; None for all.
@@ -234,7 +234,7 @@ class Trainer(Hooks, Examination):
             workdir: directory of event files and checkpoints; `fit` resumes from what it finds there. With it, SIGTERM
                 and Ctrl-C write a checkpoint before the process ends, with exit code 143 or 130.
             callbacks: Keras callbacks.
-            batch_size: of arrays.
+            batch_size: how many examples make a batch, if the data are arrays.
             eval_steps: maximum number of batches per evaluation.
             progress: show a progress bar, or log lines if the output is not a terminal.
             evaluate_averaged: evaluate with the averaged weights (needs `ema_decay`).

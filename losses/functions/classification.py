@@ -141,7 +141,7 @@ def smoothed(targets, label_smoothing):
 def hinge(targets, outputs):
     """max(1 - t y, 0), mean over the last axis, for targets t of -1 and 1, or 0 and 1.
 
-    As in Keras, targets are taken for 0 and 1 only if all of them are; a batch of ones reads the same either way.
+    As in Keras, targets count as labels 0 and 1 only if each of them is 0 or 1.
 
     >>> hinge(tf.constant([1.0, -1.0]), tf.constant([0.5, 0.5])).numpy().tolist()
     [0.5, 1.5]

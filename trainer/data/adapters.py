@@ -23,7 +23,7 @@ def as_dataset(data, batch_size=32, *, training=False, repeat=False, workers=Non
             `(x, y)`, also ragged and sparse ones, those of PyTorch, pandas and SciPy; an `IndexedData`; a
             `keras.utils.PyDataset`; a loader, which gives batches each time it is iterated over (a PyTorch
             `DataLoader`, Grain); a function that returns an iterator of batches; or an iterator, good for one pass.
-        batch_size: of arrays.
+        batch_size: how many examples make a batch, if the data are arrays.
         training: shuffle arrays, anew in each pass.
         repeat: begin again at the end, where that is possible (not for datasets and iterators: they say themselves).
         trial: do not tell a `PyDataset` that a pass has ended, so that its own state stays as it is.

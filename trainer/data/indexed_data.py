@@ -9,7 +9,7 @@ _SEEDS = 2**31
 
 
 class IndexedData:
-    """Examples that a function makes from their numbers, shuffled anew in each pass and batched.
+    """Data by index: a function makes an example from its number. Shuffled in each pass, and batched.
 
     Pass it to `Trainer.fit` or `Trainer.evaluate` in place of a dataset. The order of a pass is a stateless
     permutation, so the position is one integer: a checkpoint holds no shuffle buffer, and a run resumes at once. With

@@ -316,7 +316,7 @@ def open_source(sources, data, batch_size, repeat, workers, change=lambda datase
     Args:
         sources: {key: Source}, changed in place.
         data: what was passed to `fit`.
-        batch_size: of arrays.
+        batch_size: how many examples make a batch, if the data are arrays.
         repeat: whether data that do not say themselves begin again at their end.
         workers: the `Workers`, of whom each reads its own rows of an `IndexedData`.
         change: what is made of the dataset before it is iterated over.

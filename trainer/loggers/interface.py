@@ -56,14 +56,14 @@ class Logger:
         """Raises an error if the logger cannot write. Called once per `fit`, before anything else is done.
 
         Args:
-            workdir: of `fit`, or None.
+            workdir: work directory of `fit`, or None.
         """
 
     def open(self, workdir, step):
         """Begins a `fit`, or goes back to a checkpoint.
 
         Args:
-            workdir: of `fit`, or None.
+            workdir: work directory of `fit`, or None.
             step: updates made so far. Drop rows of later steps that an interrupted run logged: they will come again.
         """
 

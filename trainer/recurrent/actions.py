@@ -133,8 +133,8 @@ class Cut(Action):
     """Stops the carried gradient every `every` time steps, or at the time steps `at`. The losses there still count.
 
     `Cut(every=k)` divides a sequence into windows of k time steps, 0 … k − 1 the first: truncated back-propagation. No
-    gradient passes from one window to another, in either direction. `Cut(at=[t])` stops what arrives at time step t
-    from t + 1, and in a layer that goes backwards what arrives there from t − 1.
+    gradient passes from one window to another, in either direction. `Cut(at=[t])` stops the gradient that
+    time step t receives from t + 1, or from t − 1 in a layer that goes backwards.
 
     >>> windows, once = Cut(every=20), Cut(at=[49])
     """
