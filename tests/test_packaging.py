@@ -134,13 +134,13 @@ def answers(address):
         return None
 
 
-def tab_is_served(python, logdir):
-    """Whether TensorBoard serves the tab of an installed plugin."""
+def tab_is_served(python, project, logdir):
+    """Whether TensorBoard serves the tab of an installed plugin, started in a project with a `dashboard` of its own."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [python, "-m", "tensorboard.main", "--logdir", str(logdir), "--port", str(port)]
-    served = subprocess.Popen(command, cwd=logdir, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [python, "-m", "tensorboard.main", "--logdir", logdir, "--port", str(port)]
+    served = subprocess.Popen(command, cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 60
         while time.monotonic() < end and served.poll() is None:
@@ -184,7 +184,7 @@ def test_the_wheel_works_in_a_foreign_project(tmp_path):
     swept = run(looptape, "sweep", *sweep)
     assert "[1/2] units=3  finished\n" in swept and "[2/2] units=4  finished\n" in swept
     assert "good" in run(looptape, "checkpoints", "first")
-    assert tab_is_served(python, project / "first")
+    assert tab_is_served(python, project, "first")
     test_types.check(test_types.found(project, f"--python-executable={python}"))
 
     shutil.rmtree(tmp_path / "env")

@@ -7,6 +7,8 @@ import keras
 import tensorflow as tf
 from keras.src.random import seed_generator
 
+OWN_CALL = "looptape_call"  # the name of Looptape's own operations that call Python
+
 
 @contextlib.contextmanager
 def creating_variables(strategy=None):

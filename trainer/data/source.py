@@ -54,7 +54,7 @@ def _empty(iterator, dataset):
         tf.raw_ops.MakeIterator(dataset=empty, iterator=iterator._iterator_resource)
 
 
-_KEPT_ARRAYS = 2  # sources made from arrays that a trainer keeps
+_KEPT_ARRAYS, _KEPT_OTHERS = 2, 4  # sources that a trainer keeps: made from arrays; from datasets, functions, …
 
 
 class Source:
@@ -310,8 +310,7 @@ def open_source(sources, data, batch_size, repeat, workers, change=lambda datase
     """The `Source` of some data among those that a trainer keeps, or a new one.
 
     A dataset, a `PyDataset` or a function is known by the object itself; arrays are known by the arrays, in whatever
-    tuple they come, by what they hold, and by their batch size. Copies of arrays take memory: only the latest few are
-    kept.
+    tuple they come, by what they hold, and by their batch size. Data take memory: only the latest few are kept.
 
     Args:
         sources: {key: Source}, changed in place.
@@ -349,9 +348,10 @@ def open_source(sources, data, batch_size, repeat, workers, change=lambda datase
         else:
             source = Source(data, change(as_dataset(data, batch_size, training=True, repeat=repeat)))
     sources[key] = source  # the latest is the last
-    copies = [other for other, kept in sources.items() if is_examples(kept.data)]
-    for other in copies[:-_KEPT_ARRAYS]:
-        del sources[other]
+    for arrays, limit in ((True, _KEPT_ARRAYS), (False, _KEPT_OTHERS)):
+        alike = [other for other, kept in sources.items() if is_examples(kept.data) == arrays]
+        for other in alike[:-limit]:
+            del sources[other]
     return source
 
 

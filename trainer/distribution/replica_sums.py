@@ -10,7 +10,7 @@ import warnings
 import tensorflow as tf
 
 from looptape.trainer.distribution import exchange as exchanges
-from looptape.trainer.variables import creating_variables
+from looptape.trainer.variables import OWN_CALL, creating_variables
 
 _LARGE = 1 << 20  # bytes of a tensor that is not worth a copy to be sent with others
 _DTYPES = {"bfloat16": tf.bfloat16, "float16": tf.float16}
@@ -190,9 +190,9 @@ class ReplicaSums:
                 # The range of float16 is for gradients as they are on the way, and not for what they are divided to.
                 scale = scale if wire == tf.float16 else None
             elif size * flat.dtype.size * (exchange.count - 1) <= _SMALL:
-                whole = tf.numpy_function(exchange.sum_small, [flat], flat.dtype)
+                whole = tf.numpy_function(exchange.sum_small, [flat], flat.dtype, name=OWN_CALL)
             else:
-                whole, scale = tf.numpy_function(exchange.sum, inputs, flat.dtype), None
+                whole, scale = tf.numpy_function(exchange.sum, inputs, flat.dtype, name=OWN_CALL), None
         whole.set_shape([size])
         with tf.control_dependencies([whole]):
             self.token.assign_add(1)
@@ -202,11 +202,13 @@ class ReplicaSums:
         """As `_summed`, in the type `wire`; converted here, where that is fast, and added up in the type of `flat`."""
         size, exchange = flat.shape.num_elements(), self._exchange
         begin, end = exchange.share(size)
-        received = tf.numpy_function(exchange.scatter, [tf.cast(flat, wire)], wire)
+        received = tf.numpy_function(exchange.scatter, [tf.cast(flat, wire)], wire, name=OWN_CALL)
         received.set_shape([exchange.count - 1, end - begin])
         total = tf.add_n([flat[begin:end], *(tf.cast(part, flat.dtype) for part in tf.unstack(received))])
         total = _scaled(total, None if wire == tf.float16 else scale)
-        return tf.numpy_function(functools.partial(exchange.gather, size=size), [tf.cast(total, wire)], wire)
+        return tf.numpy_function(
+            functools.partial(exchange.gather, size=size), [tf.cast(total, wire)], wire, name=OWN_CALL
+        )
 
 
 def _scaled(tensor, factor):

@@ -132,7 +132,7 @@ class Fitting:
         self._callbacks.train_begin(trainer.counters.rounds if resumed else None)
         if resumed:
             self._progress.message(f"resumed at step {trainer.counters.step:,} from {self._files.store.directory}")
-            compatibility.warn_of_replaced_weights(trainer.loss_weights)
+            compatibility.settle_weights(trainer)
             self._resume(resumed)
         else:
             self._begin_epoch()

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from looptape.trainer.recurrent import internals
 from looptape.trainer.recurrent.actions import Cut, Moment
+from looptape.trainer.variables import OWN_CALL
 
 
 class LayerState(str):
@@ -50,7 +51,9 @@ class Steering:
         if not self.eager or tf.executing_eagerly() or internals.in_xla():
             return self.step, self.units
         # An eager update traces a loop, also backwards, before `set` is called. The values are read when it runs.
-        read = tf.numpy_function(lambda: (np.int64(self.step), np.float32(self.units)), [], [tf.int64, tf.float32])
+        read = tf.numpy_function(
+            lambda: (np.int64(self.step), np.float32(self.units)), [], [tf.int64, tf.float32], name=OWN_CALL
+        )
         return [tf.ensure_shape(value, []) for value in read]
 
     @contextlib.contextmanager

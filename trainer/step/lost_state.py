@@ -1,7 +1,9 @@
-"""State of a traced update that no checkpoint can hold: random operations of TensorFlow, tables, queues."""
+"""State of a traced update that no checkpoint can hold: random operations of TensorFlow, tables, Python code."""
 
 import re
 import warnings
+
+from looptape.trainer.variables import OWN_CALL
 
 # Random operations that keep their state to themselves, and what they are called in Python.
 _RANDOMNESS = re.compile(
@@ -21,6 +23,10 @@ _TABLES = re.compile(
 )
 
 
+# Operations that call Python. One that is declared stateless keeps nothing.
+_PYTHON = {"EagerPyFunc": "`tf.py_function`", "PyFunc": "`tf.numpy_function`"}
+
+
 def check(graph):
     """Warns of random numbers in the graph of an update that a resumed run draws anew; refuses tables it would lose."""
     definition = graph.as_graph_def()
@@ -32,6 +38,15 @@ def check(graph):
             f"The update changes a table or a queue ({', '.join(changed)}); a checkpoint holds variables only, so a "
             "resumed run would begin with an empty one. Keep its contents in a `tf.Variable` that is an attribute of "
             "the trainer, or train without `workdir`."
+        )
+    calls = {_PYTHON[node.op] for node in nodes if node.op in _PYTHON and OWN_CALL not in node.name}
+    if calls:
+        warnings.warn(
+            f"The update calls Python by {' and '.join(sorted(calls))}; a checkpoint holds nothing of what that code "
+            "keeps, such as a generator of random numbers or a counter, so a resumed run begins with it anew. Keep it "
+            "in a `tf.Variable` that is an attribute of the trainer. For code that keeps nothing use "
+            "`tf.numpy_function(…, stateful=False)`.",
+            stacklevel=3,
         )
     drawn = [kind for kind in kinds if _RANDOMNESS.fullmatch(kind)]
     if drawn:

@@ -190,6 +190,17 @@ def test_other_arrays_in_every_call_do_not_pile_up():
     assert [ref() is not None for ref in alive] == [False] * 4 + [True] * 2
 
 
+def test_other_datasets_and_functions_in_every_call_do_not_pile_up():
+    trainer = Trainer(linear_model(), "sgd", {"error": "mse"})
+    kept = tf.data.Dataset.from_tensor_slices((np.ones((4, 3), "float32"), np.ones((4, 1), "float32"))).batch(4)
+    kept = kept.repeat()
+    for steps in range(1, 8):
+        data = [kept, kept.take(1), lambda: iter(kept.take(1))][steps % 3]
+        trainer.fit(data, steps=steps, progress=False)
+    assert len(trainer._engine.sources) == 4
+    assert any(source.data is kept for source in trainer._engine.sources.values()), "among the latest"
+
+
 def test_another_batch_size_of_the_same_arrays_holds():
     x, y, seen = np.arange(8, dtype="float32")[:, None], np.zeros([8, 1], "float32"), []
     trainer = recorder(seen)

@@ -5,10 +5,12 @@ import sys
 import warnings
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from looptape import Trainer
+from looptape.trainer.variables import OWN_CALL
 from tests.reliability.tools import REPOSITORY, Killed, Killer
 from tests.trainer.tools import assert_identical_weights, linear_model
 
@@ -90,6 +92,25 @@ def test_candidates_that_are_sampled_are_named(tmp_path):
 
     with pytest.warns(UserWarning, match="The update draws random numbers by UniformCandidateSampler; "):
         fit(Noisy(draw), tmp_path)
+
+
+@pytest.mark.parametrize("call", ["numpy_function", "py_function"])
+def test_python_code_is_named_unless_it_is_declared_stateless(call, tmp_path):
+    """Looptape's own calls of Python, as of a recurrent layer's eager actions, are not."""
+    random = np.random.default_rng(1)
+
+    def draw(trainer, shape):
+        return tf.ensure_shape(getattr(tf, call)(lambda: np.float32(random.normal()), [], tf.float32), [])
+
+    with pytest.warns(UserWarning, match=f"calls Python by `tf.{call}`; .*Keep it in a `tf.Variable`"):
+        fit(Noisy(draw), tmp_path / "named", steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fit(Noisy(draw), steps=1)  # nothing is lost without a work directory
+        stateless = lambda trainer, shape: tf.numpy_function(lambda x: x, [1.0], tf.float32, stateful=False)  # noqa: E731
+        own = lambda trainer, shape: tf.numpy_function(lambda x: x, [1.0], tf.float32, name=OWN_CALL)  # noqa: E731
+        for name, function in {"stateless": stateless, "own": own}.items():
+            fit(Noisy(lambda *arguments, f=function: tf.ensure_shape(f(*arguments), [])), tmp_path / name, steps=1)
 
 
 def test_a_table_that_the_update_changes_is_refused_before_the_first_step(tmp_path):

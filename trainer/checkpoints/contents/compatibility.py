@@ -18,6 +18,7 @@ from looptape.trainer.variables import all_layers
 
 _ARGUMENTS = ("accumulation_steps", "clip_norm", "ema_decay", "jit_compile")
 _OPTIONS = ("recurrent", "bptt_window", "bptt_updates", "bptt_begins", "timestep_actions", "head_gradients", "on_spike")
+_LATER = ("spike_threshold", "shared_variables", "communication_dtype")  # not in checkpoints of earlier versions
 _HOOKS = (
     "compute_losses",
     "train_step",
@@ -121,6 +122,8 @@ def describe_settings(trainer, source):
     found |= note_hooks(trainer)
     phases = trainer.freezing.phases
     found |= {"stages": [stage.name for stage in trainer.stages]}
+    found |= {f"`{name}`": descriptions.describe(getattr(trainer.trainer, name)) for name in _LATER}
+    found |= {f"stage {stage.name!r}": descriptions.describe([stage.init, stage.apply]) for stage in trainer.stages}
     found |= {"frozen layers": frozen(trainer.model)} if phases is None else {"`freeze`": phases}
     if source.description is not None:
         found["data"] = source.description
@@ -184,6 +187,8 @@ def compare_settings(before, trainer, source, path):
         return
     now = describe_settings(trainer, source)
     names = list(dict.fromkeys([*before["trainer"], *now["trainer"]]))
+    later = [f"`{name}`" for name in _LATER] + [f"stage {stage.name!r}" for stage in trainer.stages]
+    names = [name for name in names if name in before["trainer"] or name not in later]
     values = [(name, before["trainer"].get(name), now["trainer"].get(name)) for name in names]
     changed = [f"{name}: {old} → {new}" for name, old, new in values if old != new]
     if pipeline.same_operations(before["data"], now["data"]):
@@ -309,9 +314,23 @@ def compare_optimizers(host, trainer, path):
             )
 
 
-def warn_of_replaced_weights(loss_weights):
-    """Names the loss weights for which the checkpoint has another value than the constructor got."""
-    for name, (given, restored) in loss_weights.replaced().items():
+def settle_weights(trainer):
+    """Names the loss weights for which the checkpoint has another value than the program gives.
+
+    Those of the constructor keep the checkpoint's value, which a callback may have set. Nothing but the program sets
+    those of `minimize`: the new ones apply.
+    """
+    for minimizer in trainer.minimizers.values():
+        weights = minimizer.weights
+        replaced = {} if weights is trainer.loss_weights else weights.replaced()
+        for name, (given, restored) in replaced.items():
+            weights[name] = given
+            logging.warning(
+                "The weight of loss %r in minimize(name=%r) was %g when the checkpoint was made, and is %g now. The "
+                "new one applies.",
+                *(name, minimizer.name, restored, given),
+            )
+    for name, (given, restored) in trainer.loss_weights.replaced().items():
         logging.warning(
             "The weight of loss %r was given as %g; keeping the checkpoint's value, %g. Set "
             "`trainer.loss_weights[%r]` in a callback's `on_train_begin` to change it.",

@@ -8,6 +8,7 @@ import warnings
 import tensorflow as tf
 
 from looptape.trainer.recurrent.hoisted import scan
+from looptape.trainer.variables import OWN_CALL
 
 LIMIT = 16
 
@@ -28,7 +29,7 @@ class CompiledShapes:
         """Whether loops over this shape are compiled: a bool if both sizes are integers, else a bool tensor."""
         if isinstance(time, int) and isinstance(batch, int):
             return self._admit(time, batch)
-        admitted = tf.numpy_function(self._admit, [time, batch], tf.bool, stateful=True)
+        admitted = tf.numpy_function(self._admit, [time, batch], tf.bool, name=OWN_CALL)
         return tf.ensure_shape(admitted, [])
 
     def _admit(self, time, batch):

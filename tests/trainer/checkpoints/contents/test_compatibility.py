@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from looptape import IndexedData, Trainer
+from looptape import IndexedData, Stage, Trainer
 from tests.reliability.tools import Killed, Killer
 from tests.trainer.tools import assert_identical_weights, dataset, linear_model, mse, regression
 
@@ -77,6 +77,55 @@ def test_another_hook_is_named(tmp_path, caplog):
     assert "other settings" not in caplog.text
     run(tmp_path, 4, shuffled(), Tripled)
     assert "`compute_losses`: Doubled.compute_losses" in caplog.text
+
+
+def noise(size):
+    def apply(gradients, state, variables, step):
+        return [size * gradient for gradient in gradients], state
+
+    return [Stage("noise", lambda variables: (), apply)]
+
+
+def test_options_of_stages_and_of_later_versions_are_named(tmp_path, caplog):
+    def go(steps, size, threshold):
+        caplog.clear()
+        trainer = Trainer(linear_model(), keras.optimizers.SGD(0.01), {"error": mse()}, stages=noise(size))
+        trainer.spike_threshold = threshold
+        trainer.fit(shuffled(), steps=steps, workdir=tmp_path, progress=False)
+        return [r.getMessage() for r in caplog.records if "other settings" in r.getMessage()]
+
+    assert go(2, 1.0, 6.0) == [] and go(3, 1.0, 6.0) == []
+    [message] = go(4, 5.0, 7.0)
+    assert re.search(r"`spike_threshold`: 6.0 → 7.0; stage 'noise': .*'size': 1.0.*→ .*'size': 5.0", message), message
+
+
+class Weighted(Trainer):
+    weight = 1.0
+
+    def train_step(self, batch):
+        self.minimize(batch, loss_weights={"error": self.weight}, name="g")
+        return {}
+
+
+def test_new_weights_of_minimize_apply(tmp_path, caplog):
+    """A step of SGD is the rate times the weight times the gradient."""
+
+    def trained(weight, steps):
+        trainer = Weighted(linear_model(), keras.optimizers.SGD(0.01), {"error": mse()})
+        trainer.weight = weight
+        trainer.fit(dataset(X, Y, batch=24).repeat(), steps=steps, workdir=tmp_path, progress=False)
+        return trainer.model.get_weights()[0]
+
+    before = trained(1.0, 1)
+    after = trained(5.0, 2)
+    model = linear_model()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(X) - Y))
+    kernel, bias = (w - 0.01 * g for w, g in zip(model.weights, tape.gradient(loss, model.weights), strict=True))
+    np.testing.assert_allclose(before, kernel, rtol=1e-5)
+    slope = 2 * X.T @ (X @ kernel.numpy() + bias.numpy() - Y) / len(X)
+    np.testing.assert_allclose(after, kernel - 0.01 * 5.0 * slope, rtol=1e-5)
+    assert "'error' in minimize(name='g') was 1 when the checkpoint was made, and is 5 now. The new" in caplog.text
 
 
 def test_the_checkpoints_of_another_run_are_named(begun, tmp_path, caplog):
