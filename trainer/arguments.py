@@ -198,11 +198,8 @@ _KERAS_WORDS = {
     "initial_epoch": "`epochs` is the total over a trainer's lifetime; a second `fit` continues by itself",
     "learning_rate": "it belongs to the optimizer",
 }
-
-
 _SECOND = dict.fromkeys(("fit", "evaluate", "train_on_batch"), _KERAS_WORDS["y"])
 _SECOND["predict"] = "targets are not needed; two inputs are one dataset, ((first, second),)"
-
 
 _Owner = TypeVar("_Owner")
 _Returned = TypeVar("_Returned")
@@ -214,20 +211,23 @@ def explained(
 ) -> Callable[Concatenate[_Owner, _Parameters], _Returned]:
     """Explains wrong arguments of a method, above all the words of `keras.Model.fit`. Keeps the method's types."""
     signature = inspect.signature(method)
+    words = _KERAS_WORDS if {"dataset", "batch", "optimizer"} & set(signature.parameters) else {}
 
     @functools.wraps(method)
     def checked(self: _Owner, /, *arguments: _Parameters.args, **options: _Parameters.kwargs) -> _Returned:
         try:
             signature.bind(self, *arguments, **options)
         except TypeError as error:
-            hints = [f"`{name}`: {_KERAS_WORDS[name]}." for name in options if name in _KERAS_WORDS]
+            hints = [f"`{name}`: {words[name]}." for name in options if name in words]
             positional = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
             if 1 + len(arguments) > len(positional):
                 hints += [f"Second argument: {_SECOND[method.__name__]}."] if method.__name__ in _SECOND else []
-            unknown = [name for name in options if name not in signature.parameters and name not in _KERAS_WORDS]
+            unknown = [name for name in options if name not in signature.parameters and name not in words]
             for name in unknown:
                 near = difflib.get_close_matches(name, list(signature.parameters), 1)
                 hints += [f"`{name}`: did you mean `{near[0]}`?"] if near else []
+            known = list(signature.parameters)[1:]
+            hints = hints or [f"Its arguments are {', '.join(known)}." if known else "It takes no arguments."]
             called = type(self).__name__ if method.__name__ == "__init__" else method.__name__
             raise TypeError(" ".join([f"`{called}`: {error}.", *hints])) from None
         if method.__name__ != "__init__" and not hasattr(self, "_engine"):
@@ -238,6 +238,14 @@ def explained(
         return method(self, *arguments, **options)
 
     return checked
+
+
+def explained_methods(of: type[_Owner]) -> type[_Owner]:
+    """Makes all public methods of a class, and its constructor, explain wrong arguments."""
+    for name, method in list(vars(of).items()):
+        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+            setattr(of, name, explained(method))
+    return of
 
 
 _BY_SHAPE = ("accuracy", "acc", "crossentropy", "ce")

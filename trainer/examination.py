@@ -4,17 +4,17 @@ from typing import Any
 
 from looptape.dashboard.report import Report
 from looptape.trainer.analysis import credit_matrix, loss_jacobian, timestep_gradients, truncation
-from looptape.trainer.arguments import explained
+from looptape.trainer.arguments import explained_methods
 from looptape.trainer.debug import on_batch, rate_search
 from looptape.trainer.loop.signals import interruptible
 
 
+@explained_methods
 class Examination:
     """Methods of `Trainer` for a loop of your own, a notebook or a test. Only `train_on_batch` trains."""
 
     _engine: Any  # set by `Trainer`
 
-    @explained
     @interruptible
     def train_on_batch(self, batch: Any) -> dict[str, float]:
         """Makes one update on a batch of arrays or tensors, for environments and other data made in Python.

@@ -37,6 +37,7 @@ from looptape.trainer.step.gradients.own_stages import Stage, check_stages
 from looptape.trainer.variables import own_variable, temporary_values
 
 
+@arguments.explained_methods
 class Trainer(Hooks, Examination):
     """Trains a Keras model with a custom loop, one traced update at a time.
 
@@ -129,7 +130,6 @@ class Trainer(Hooks, Examination):
     communication, communication_dtype = "auto", None
     head_gradients: str = "weighted"  # the coefficients weight unshared variables, too; "own": only the shared ones
 
-    @arguments.explained
     def __init__(
         self,
         model: Any,
@@ -196,7 +196,6 @@ class Trainer(Hooks, Examination):
 
     # ---- Public methods.
 
-    @arguments.explained
     def fit(
         self,
         dataset: Any,
@@ -273,7 +272,6 @@ class Trainer(Hooks, Examination):
             loggers=loggers,
         ).run()
 
-    @arguments.explained
     @interruptible
     def evaluate(
         self, dataset: Any, *, steps: int | None = None, averaged: bool = False, batch_size: int = 32
@@ -292,7 +290,6 @@ class Trainer(Hooks, Examination):
         with self.averaged_weights() if averaged else contextlib.nullcontext():
             return self._engine.evaluation.evaluate(dataset, steps, batch_size)
 
-    @arguments.explained
     @interruptible
     def predict(self, dataset: Any, *, steps: int | None = None, batch_size: int = 32) -> Any:
         """The model's outputs for every example of the dataset, as NumPy arrays in the structure of the outputs.

@@ -1,6 +1,7 @@
 """What people pass that is nearly right: taken as it is meant, or refused with a sentence."""
 
 import functools
+import inspect
 
 import keras
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from looptape import Trainer
+from looptape.trainer.examination import Examination
 from tests.trainer.tools import dataset, linear_model, regression
 
 X, Y = regression(16)
@@ -32,6 +34,23 @@ def test_metrics_by_name_and_plain_functions(metrics):
     [name] = set(history) - {"loss", "error"}
     assert history[name] == pytest.approx([np.abs(linear_model().predict(X, verbose=0) - Y).mean()], rel=1e-5)
     assert name == {"mae": "mean_absolute_error"}.get(str(metrics), name)
+
+
+def public_methods():
+    """Methods of `Trainer` but for the hooks and what is called inside them, which TensorFlow traces."""
+    named = {name for base in (Trainer, Examination) for name, value in vars(base).items() if inspect.isfunction(value)}
+    return sorted(name for name in named if not name.startswith("_"))
+
+
+@pytest.mark.parametrize("name", public_methods())
+def test_every_public_method_explains_an_unknown_argument(name):
+    with pytest.raises(TypeError, match=rf"^`{name}`: .*(Its arguments are|It takes no arguments)"):
+        getattr(Trainer(linear_model(), "sgd", {"error": "mse"}), name)(1, zork=1)
+
+
+def test_a_misspelt_argument_is_named():
+    with pytest.raises(TypeError, match=r"^`loss_jacobian`: .*'timesteps'. `timesteps`: did you mean `time_steps`\?$"):
+        Trainer(linear_model(), "sgd", {"error": "mse"}).loss_jacobian((X, Y), timesteps=[1])
 
 
 REFUSED = {
