@@ -162,7 +162,7 @@ TESTED_ELSEWHERE = {
     "reliability/test_resume.py": "trainer/checkpoints/trainer_state.py",
     "reliability/test_nonfinite.py": "trainer/debug/nonfinite_report.py trainer/loop/recovery.py",
     "reliability/test_signals.py": "trainer/loop/signals.py",
-    "trainer/health/test_spikes.py": "trainer/debug/spike_report.py",
+    "trainer/health/test_spikes.py": "trainer/debug/spike_report.py trainer/health/undo.py",
     "trainer/data/test_source.py": "trainer/data/resumability.py",
     "trainer/evaluation/test_evaluation.py": "trainer/evaluation/forward_only.py",
     "trainer/loggers/test_loggers.py": "trainer/loggers/interface.py trainer/loggers/row_files.py",

@@ -11,8 +11,8 @@ import tensorflow as tf
 from looptape import losses as losses_package
 from looptape.trainer import arguments, overriding
 from looptape.trainer.analysis.timestep_gradients import Inspection
+from looptape.trainer.checkpoints import trainer_state
 from looptape.trainer.checkpoints.contents import outside_state
-from looptape.trainer.checkpoints.trainer_state import WholeCopies
 from looptape.trainer.counters import Counters, Phases
 from looptape.trainer.data import batches, windows
 from looptape.trainer.data.windows import Window
@@ -108,7 +108,8 @@ class Engine:
         self.latest_history: Any = None  # of the latest `fit`
         self.workdir: str | None = None  # of the latest `fit` that had one
         self.loggers = Guarded(())  # those of the latest `fit`
-        self.whole_copies = WholeCopies(self)
+        self.whole_copies = trainer_state.WholeCopies(self)
+        self.device_state = functools.partial(trainer_state.device_state, self)
         self.restored_arrays: dict = {}  # of the checkpoint that was restored
         self.given_learning_rates: dict = {}  # before a checkpoint was restored
         self.given_frozen: list | None = None  # names of the layers that were frozen before the first `fit`

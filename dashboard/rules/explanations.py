@@ -28,7 +28,8 @@ WHY = {
     "lowers one of them raises the other.",
     "spikes": "The loss or the gradient norm of some updates was far above its recent median.",
     "short": "At least 1 % of the gradient reaches no more than half of the time steps. That is enough for a "
-    "task whose answer depends on recent time steps only.",
+    "task whose answer depends on recent time steps only. A gated cell (LSTM, GRU) that reaches even fewer is called "
+    "short, too, in the first 1,000 updates and while its loss falls: its gates may still open.",
     "opening": "The horizon is short but grows: gated cells open their gates during training. Wait.",
     "noisy": "The gradient noise scale is more than ten times the batch: most of each update is chance.",
     "not probed": "The layer is recurrent, and the gradient of its time steps was not logged. Whether the loss reaches "

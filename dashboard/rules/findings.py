@@ -1,6 +1,7 @@
 """A finding: one sentence about a layer or a run, with a word for the coloured dot and advice. Pure Python."""
 
 import dataclasses
+import math
 
 # From bad to good. Tones: what the coloured dot beside the word says.
 WORDS = {
@@ -40,10 +41,13 @@ ADVICE = {
     "spikes": "set `clip_norm`, look at the data of these steps, or set `on_spike` to 'skip'.",
 }
 # What helps against forgetting depends on the cell. Keys are parts of the names of cell classes, in lower case.
-_LSTM = "open the forget gate (a bias of 1 or more)"
-_GATED = "start with the update gate open (a bias that keeps the state)"
+_BIAS = "about log T for T time steps"
+_LSTM = f"give the forget gate a bias of {_BIAS} (chrono initialisation; Keras begins with 1), or try a GRU"
+_GATED = f"give the update gate a bias of {_BIAS}, so that it keeps the state"
 _PLAIN = "use a gated cell (GRU, LSTM) or an orthogonal recurrent matrix"
 CELL_ADVICE = {"lstm": _LSTM, "gru": _GATED, "gated": _GATED, "rnn": _PLAIN}
+_GATES = ("lstm", "gru", "gated")
+OPEN_BY = 1000  # updates: the gates of the cells that we watched had opened by then, if they did (the last at 650)
 UNCUT = "set a longer `bptt_window`, or leave out the action that cuts, if the task needs longer memory."
 AFTER_CELL = {"vanishing": ", or shorten the way with attention.", "short": ", if the task needs longer memory."}
 
@@ -74,12 +78,32 @@ def finding(text, layer, value, word, *, advise=True, **details):
     return Finding(text, layer, float(value), word, ADVICE.get(word, "") if advise else "", **details)
 
 
-def memory_advice(word, cell_class):
-    """Returns what could help a layer of this cell class that forgets; "" for words that are not about memory."""
+def memory_advice(word, cell_class, time):
+    """What could help a layer of this cell class that forgets over so many time steps; "" if a word is not about that.
+
+    >>> memory_advice("short", "GRUCell", 100)[:72]
+    'give the update gate a bias of about 4.6, the logarithm of 100 time step'
+    """
     for part, advice in CELL_ADVICE.items():
         if part in cell_class.lower() and word in AFTER_CELL:
-            return advice + AFTER_CELL[word]
+            size = f"about {math.log(max(time, 2)):.1f}, the logarithm of {time} time steps"
+            return advice.replace(_BIAS, size) + AFTER_CELL[word]
     return ADVICE.get(word, "")
+
+
+def softened(found, cell_class, step, falling):
+    """The finding, or a milder one about a gated cell that forgets but whose gates may still open.
+
+    Args:
+        found: the finding.
+        cell_class: name of the class of the layer's cell.
+        step: the training step of the last row.
+        falling: whether the loss falls.
+    """
+    gated = any(part in cell_class.lower() for part in _GATES)
+    if not gated or found.word not in AFTER_CELL or not (falling or step < OPEN_BY):
+        return found
+    return dataclasses.replace(found, word="short", text=f"{found.text} Its gates may still open.")
 
 
 def worst_first(findings):

@@ -25,6 +25,7 @@ from looptape.dashboard.rules.findings import (
     as_json,
     finding,
     memory_advice,
+    softened,
     worst_first,
 )
 
@@ -98,8 +99,9 @@ def judge(layer, steps, state, *, gain=None, external=None, steered=None, loss=N
     if cut and found.word != "healthy":
         text = f"{found.text} An action cuts the gradient off at {cut} time step{'s' if cut > 1 else ''}."
         return dataclasses.replace(found, text=text, advice=UNCUT if found.advice else "")
-    advised = memory_advice(found.word, cell_class) if found.advice else ""
-    return dataclasses.replace(found, advice=advised)
+    advised = memory_advice(found.word, cell_class, time) if found.advice else ""
+    found = dataclasses.replace(found, advice=advised)
+    return softened(found, cell_class, steps[-1], loss_trend(loss) == "falling")
 
 
 def _past_explosion(steps, grown):
@@ -323,12 +325,15 @@ def loss_trend(loss):
     if len(values) < MIN_LOSSES:
         return None
     quarter = len(values) // 4
-    earlier, later = values[-2 * quarter : -quarter], values[-quarter:]
-    before, after = np.median(earlier), np.median(later)
+    half = values[-2 * quarter :]
+    before, after = np.median(half[:quarter]), np.median(half[quarter:])
     change = (after - before) / max(abs(before), 1e-12)
-    # The loss of a batch is noisy: what lies within three standard errors of the two medians is no trend. A change by
-    # a quarter always is one; on a steep way the values of a quarter spread widely for that very reason.
-    noise = 3 * 1.25 * np.sqrt((earlier.var() + later.var()) / quarter) / max(abs(before), 1e-12)
+    # The loss of a batch is noisy: what lies within three standard errors of the two medians is no trend. Noise is what
+    # scatters about a straight line: the slope itself is none. A change by a quarter always is a trend.
+    places = np.arange(len(half))
+    scatter = half - np.polyval(np.polyfit(places, half, 1), places)
+    variance = np.sum(scatter**2) / (len(half) - 2)
+    noise = 3 * 1.25 * np.sqrt(2 * variance / quarter) / max(abs(before), 1e-12)
     return "flat" if abs(change) < max(FLAT_LOSS, min(noise, NOISY_LOSS)) else "falling" if change < 0 else "rising"
 
 

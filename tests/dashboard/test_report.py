@@ -140,7 +140,9 @@ def test_a_notebook_shows_the_page_in_a_frame(tmp_path):
 def test_every_word_is_explained_where_its_link_leads(tmp_path):
     page = report.render([write_run(tmp_path / "vanishing", decay=1.0)])
     assert "href='#why-vanishing'" in page and "<section id='why-vanishing'>" in page
-    assert "An LSTM: open the forget gate" in page and "why-exploding" not in page, "only what is in the page"
+    assert "An LSTM: give the forget gate a bias of about log T" in page and "why-exploding" not in page, (
+        "only what is in the page"
+    )
     assert set(explanations.WHY) == set(findings.WORDS)
     everything = explanations.page()
     assert all(f"id='{explanations.anchor(word)}'" in everything for word in findings.WORDS)

@@ -28,6 +28,11 @@ def tracked_state(trainer, source):
     return state
 
 
+def device_state(trainer):
+    """[tf.Variable]: as `tracked_state`, without the place in the data."""
+    return [trainer.whole_copies.of(raw(v)) for v in {id(v): v for _, v in _pieces(trainer)}.values()]
+
+
 def _pieces(trainer):
     """(name, variable) of every piece of state. A new piece is one line here. Format 1 relies on this order."""
     model, forward, outside = trainer.model, trainer.forward_state.variables(), trainer.outside

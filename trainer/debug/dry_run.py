@@ -8,7 +8,6 @@ import tempfile
 import tensorflow as tf
 
 from looptape.trainer.arguments import check_integer
-from looptape.trainer.checkpoints import trainer_state
 from looptape.trainer.data import pipeline
 from looptape.trainer.data.adapters import as_dataset
 from looptape.trainer.data.source import Source, open_source
@@ -23,7 +22,7 @@ def undone(trainer):
     counters, timesteps, health_log = trainer.counters, trainer.timesteps, trainer.health_log
     trainer.counters = dataclasses.replace(counters, skips=Skips(trainer), probed=0)
     trainer.timesteps, trainer.health_log = TimestepLog(trainer), HealthLog(trainer)
-    variables = trainer_state.tracked_state(trainer, _NoData()).values()
+    variables = trainer.device_state()
     trainer.whole_copies.take()
     before = [(variable, tf.identity(variable)) for variable in variables]
     try:
@@ -88,13 +87,6 @@ def _trial(trainer, dataset, sources):
             trainer.ledger.take()  # what an error left behind
         trainer.sources.clear()
         trainer.sources.update(sources)
-
-
-class _NoData:
-    """In place of a `Source`: a position in the data that is not kept."""
-
-    def checkpointable(self):
-        return False
 
 
 def fast_dev_run(trainer, dataset, eval_dataset=None, steps=2):

@@ -114,13 +114,17 @@ def _some(numbers, most=10):
     return shown + (f", … ({len(numbers)} in all)" if len(numbers) > most else "")
 
 
-def named_losses(trainer, part):
-    """{name: values as the hook returned them} of a micro-batch, in training mode and with the present state."""
+def named_losses(trainer, part, compute_losses=None):
+    """{name: values as the hook returned them} of a micro-batch, in training mode and with the present state.
+
+    `compute_losses` is the trainer's hook unless given.
+    """
+    compute_losses = compute_losses or trainer.hook("compute_losses")
     regularized = [v for v in trainer.trainable_variables if getattr(v, "regularizer", None) is not None]
     mapped = [*regularized, *trainer.forward_state.variables()]
     scope = ForwardScope(mapped, [trainer.read(variable) for variable in mapped])
     with scope, trainer.collecting_logs():
-        found = dict(trainer.hook("compute_losses")(part, True))
+        found = dict(compute_losses(part, True))
         extra = list(getattr(trainer.model, "losses", ()))
     if extra:
         found["regularization"] = tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32) for loss in extra])

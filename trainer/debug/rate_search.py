@@ -15,7 +15,6 @@ from looptape.trainer.debug import dry_run
 from looptape.trainer.optim.optimizer_groups import OptimizerGroup
 from looptape.trainer.step.division import OutOfMemory
 from looptape.trainer.step.nonfinite import NonFiniteUpdates
-from looptape.trainer.step.train_function import again
 
 _SMOOTHING = 0.9  # of the running mean over the updates
 _DIVERGED = 4.0  # a loss above so many times the lowest one ends the search
@@ -136,7 +135,7 @@ def _run_divided(engine, source):
         except OutOfMemory as short:
             engine.division.further(int(batches.count_examples(kept[0])), short.error)
             engine.prepare(source.iterator)
-            iterator = again(kept, source.dataset.element_spec)
+            iterator = batches.again(kept, source.dataset.element_spec)
 
 
 def _smooth(losses):

@@ -26,7 +26,7 @@ def examine(trainer, minimizer, parts):
 
 def _examples(trainer, minimizer, part):
     lines = []
-    for name, values in named_losses(trainer, part).items():
+    for name, values in named_losses(trainer, part, minimizer.compute_losses).items():
         values = values.numpy()
         if not values.ndim or len(values) < 2:
             continue

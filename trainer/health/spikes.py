@@ -64,7 +64,7 @@ class SpikeGuard:
         which = tf.where(above[0], 0, 1)
         found = tf.concat([[tf.cast(which + 1, tf.float32), values[which]], bounds[which]], axis=0)
         spiked = tf.reduce_any(above)
-        with tf.control_dependencies([self._found.assign(tf.where(spiked, found, tf.zeros([4])))]):
+        with tf.control_dependencies([self._found.assign(tf.where(spiked, found, self._found))]):
             return tf.where(spiked, tf.constant(float("nan"), number.dtype), number)
 
     def remember(self, loss, norm):
@@ -75,9 +75,10 @@ class SpikeGuard:
         self._window.assign(tf.where(column > 0, values, self._window))
         self._count.assign_add(1)
 
-    def found(self):
-        """(quantity, value, median, limit) if the latest update was a spike, else None. On the host."""
+    def take(self):
+        """(quantity, value, median, limit) if an update was a spike since the last time, else None. On the host."""
         which, value, median, limit = self._found.numpy().tolist()
+        self._found.assign(tf.zeros([4]))
         return (QUANTITIES[int(which) - 1], value, median, limit) if which else None
 
     def let_pass(self, open_):
@@ -123,14 +124,15 @@ class SpikedUpdate(Exception):
 
     Args:
         step: updates made before it.
-        found: what `SpikeGuard.found` gave.
+        found: what `SpikeGuard.take` gave.
         minimizer: whose update it was.
         parts: its micro-batches, or None if they were not kept.
+        reports: what `run_observed` would have returned, or None.
     """
 
-    def __init__(self, step, found, minimizer, parts=None):
+    def __init__(self, step, found, minimizer, parts=None, reports=None):
         super().__init__(f"a spike after step {step}: {found}")
-        self.step, self.found, self.minimizer, self.parts = step, found, minimizer, parts
+        self.step, self.found, self.minimizer, self.parts, self.reports = step, found, minimizer, parts, reports
 
 
 def check(policy, threshold, window):

@@ -227,11 +227,13 @@ class Fitting:
             trainer.prepare(*self._source.for_trace())  # a callback froze or unfroze layers
             self._callbacks.lend_optimizer()
 
+        observed = (False, False) if count else self._agenda.observed()
+
         def run(iterator, count=count):
             if count:
                 return trainer.calls.run(iterator, count), None
             iterator = self._bias.before(iterator, self._agenda.compared(), self._train_rows)
-            return trainer.calls.run_observed(iterator, *self._agenda.observed())
+            return trainer.calls.run_observed(iterator, *observed)
 
         recovery.hold_batches(trainer, self._source)
         try:
@@ -250,7 +252,7 @@ class Fitting:
             _, reports = recovery.repeat(trainer, self._source, short, lambda iterator: run(iterator, min(count, 1)))
         if spike is not None:
             self._files.wait()  # it may be the checkpoint that the batches are fetched from once more
-            recovery.handle_spike(trainer, self._source, self._train_rows, spike)
+            reports = recovery.handle_spike(trainer, self._source, self._train_rows, spike, observed)
         return ended, reports
 
     def _do_chores(self, watch):

@@ -8,7 +8,6 @@ from looptape.trainer.debug import nonfinite_report, spike_report
 from looptape.trainer.health import spikes
 from looptape.trainer.step.division import OutOfMemory
 from looptape.trainer.step.nonfinite import NonFiniteUpdates
-from looptape.trainer.step.train_function import again
 
 POLICIES = ("skip", "raise", "restore")
 
@@ -22,8 +21,17 @@ def prepare(trainer, source):
         source.checkpointable(warn=False)
 
 
-def handle_spike(trainer, source, rows, spiked):
+def handle_spike(trainer, source, rows, spiked, observed):
     """Records a spike, and does with its update what the trainer's `on_spike` says.
+
+    Args:
+        trainer: the trainer.
+        source: the data.
+        rows: where the record is written.
+        spiked: the `SpikedUpdate`.
+        observed: (whether its update has probes, whether it has the health of every variable).
+
+    Returns the reports of the update, or None.
 
     Raises:
         NonFiniteUpdates: the run is to end, or to go back to a checkpoint.
@@ -41,8 +49,7 @@ def handle_spike(trainer, source, rows, spiked):
         raise NonFiniteUpdates(spike.text, parts, policy, spike)
     logging.warning("%s", spike.text)
     if policy == "record":
-        trainer.calls.let_through(spiked, parts, source.dataset.element_spec)
-        return
+        return trainer.calls.let_through(spiked, parts, source.dataset.element_spec, observed)
     trainer.counters.skips.total += 1
     in_a_row = spikes.in_a_row(trainer.health_log.spikes)
     if in_a_row >= trainer.max_skipped:
@@ -51,6 +58,7 @@ def handle_spike(trainer, source, rows, spiked):
             f"rate, raise `spike_threshold`, or set `on_spike` to 'record'.\n{spike.text}",
             *(parts, "raise", spike),
         )
+    return spiked.reports
 
 
 def hold_batches(trainer, source):
@@ -74,7 +82,7 @@ def repeat(trainer, source, short, run):
         trainer.division.further(rows, short.error)
         trainer.prepare(*source.for_trace())
         try:
-            result = run(again(parts, source.dataset.element_spec))
+            result = run(batches.again(parts, source.dataset.element_spec))
             break
         except OutOfMemory as once_more:
             short = once_more

@@ -9,8 +9,10 @@ import tensorflow as tf
 
 from looptape.trainer.data import batches
 from looptape.trainer.data.adapters import SECOND_PASS
+from looptape.trainer.data.batches import again
 from looptape.trainer.data.source import timed
 from looptape.trainer.health.spikes import SpikedUpdate
+from looptape.trainer.health.undo import Undo
 from looptape.trainer.step import lost_state
 from looptape.trainer.step.division import OutOfMemory
 from looptape.trainer.step.forward import loss_terms
@@ -37,6 +39,7 @@ class TrainCalls:
         self._observed_functions = {}  # {(with probes, with health): traced function of one update}
         self._spec = self._graph = self._examined = None
         self.own_rows = False  # the batches that the update was traced for have the rows of this worker only
+        self._undo = Undo(owner)
         self._asking = False  # before each update the workers ask each other whether their data have ended
         self.checksum = 0  # of the first batch of the latest call, where several workers compare them
         self.holding = False  # each batch is kept until its update is made
@@ -52,6 +55,7 @@ class TrainCalls:
             own_rows: whether its batches have the rows of this worker only, and not those of all.
             counted: whether their number is known, and so equal on all workers.
         """
+        self._undo.forget()
         asking = self._owner.workers.count > 1 and not counted
         if (own_rows, asking) != (self.own_rows, self._asking):
             self.own_rows, self._asking = own_rows, asking
@@ -114,20 +118,18 @@ class TrainCalls:
         owner = self._owner
         target = owner.counters.step + count
         while owner.counters.step < target:
-            parts = None
+            parts, many = None, 1 if self._undo.wanted else target - owner.counters.step
+            self._undo.take()
             if self._owner.counters.skips.follow or self.holding:
                 # The next update may be one skip too many, or not fit into memory: keep its data.
                 parts = [batch for _, batch in zip(range(owner.accumulation_steps), iterator, strict=False)]
                 with keeping(parts):
                     found = self._all_have(bool(parts))
-                    status = self._call(again(parts, iterator.element_spec), 1) if found else _ENDED
-                if status == _DONE:
-                    owner.counters.step += 1
-                    continue
+                    status, many = self._call(again(parts, iterator.element_spec), 1) if found else _ENDED, 1
             else:
-                status = self._call(iterator, target - owner.counters.step)
+                status = self._call(iterator, many)
             if status == _DONE:
-                owner.counters.step = target
+                owner.counters.step += many
                 continue
             owner.counters.step = int(owner.step.numpy())
             if status == _UNEVEN:
@@ -154,12 +156,13 @@ class TrainCalls:
             if not self._all_have(parts[0] is not None):
                 return True, None
             iterator = again(parts, iterator.element_spec)
+        self._undo.take()
         with keeping(parts):
             status, reports, *checksum = self._guarded(lambda: self._until_traced(lambda: function(iterator)))
         self.checksum = int(checksum[0]) if checksum else self.checksum
         self._owner.counters.step = int(self._owner.step.numpy())
         if status == _NONFINITE:
-            self._skip()
+            self._skip(reports=reports)
         return status == _ENDED, reports
 
     def take(self, iterator):
@@ -329,36 +332,37 @@ class TrainCalls:
                     passed = owner.end_update({}, None)
         return tf.where(passed, _DONE, _NONFINITE)
 
-    def _skip(self, parts=None):
-        """Counts the update whose assertion ended the call: its data are gone, nothing was written."""
+    def _skip(self, parts=None, reports=None):
+        """Counts the update whose assertion ended the call. Its data are gone; a spike is undone and raised."""
         owner = self._owner
         owner.hook_state.put_back()
         step = owner.counters.step
+        spikes = {m: m.spikes.take() for m in owner.minimizers.values() if m.spikes}
+        minimizer = next((m for m, found in spikes.items() if found), None)
+        if minimizer is not None:
+            self._undo.give()
         owner.step.assign(step + 1)
         owner.counters.step = step + 1
-        for minimizer in owner.minimizers.values():
-            found = minimizer.spikes and minimizer.spikes.found()
-            if found:
-                raise SpikedUpdate(step, found, minimizer, parts)
+        if minimizer is not None:
+            raise SpikedUpdate(step, spikes[minimizer], minimizer, parts, reports)
         owner.counters.skips.count(step, parts)
 
-    def let_through(self, spike, parts, spec):
-        """Makes the update of a spike after all, on its micro-batches. The step is counted already."""
+    def let_through(self, spike, parts, spec, observed):
+        """Makes the update of a spike after all, on its micro-batches. The step is counted already.
+
+        Returns the reports that `run_observed` gives for `observed`.
+        """
         owner = self._owner
         owner.step.assign(spike.step)
+        owner.counters.step = spike.step
         guards = [minimizer.spikes for minimizer in owner.minimizers.values()]
         for guard in guards:
             guard.let_pass(True)
         try:
-            status = self._call(again(parts, spec), 1)
+            return self.run_observed(again(parts, spec), *observed)[1]
         finally:
             for guard in guards:
                 guard.let_pass(False)
-        owner.counters.step = spike.step
-        if status == _DONE:
-            owner.counters.step += 1
-        else:
-            self._skip(parts)
 
 
 @contextlib.contextmanager
@@ -369,8 +373,3 @@ def keeping(parts):
     except OutOfMemory as error:
         error.parts = parts
         raise
-
-
-def again(parts, spec):
-    """An iterator of batches that were taken from one of the given specification: no new trace."""
-    return iter(tf.data.Dataset.from_generator(lambda: iter(parts), output_signature=spec))

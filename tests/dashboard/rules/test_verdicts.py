@@ -29,8 +29,8 @@ def judge(state, **options):
 
 
 def test_the_sentence_of_a_network_that_forgets():
-    found = judge(reaching([10] * 12), loss=FLAT, cell_class="LSTMCell")
-    assert found.text == "lstm reaches back 10 of 100 time steps, unchanged since step 50, loss flat."
+    found = verdicts.judge("lstm", 2 * STEPS, reaching([10] * 12), loss=FLAT, cell_class="LSTMCell")
+    assert found.text == "lstm reaches back 10 of 100 time steps, unchanged since step 100, loss flat."
     assert (found.word, found.value, found.layer, found.source, found.tone) == ("vanishing", 10, "lstm", "state", "bad")
     assert "forget gate" in found.advice
 
@@ -117,9 +117,12 @@ def test_a_gradient_that_has_vanished_at_the_start_is_vanishing_whatever_its_hor
 @pytest.mark.parametrize(
     "cell, advice",
     [
-        ("LSTMCell", "open the forget gate"),
-        ("GRUCell", "start with the update gate open"),
-        ("MinimalGatedCell", "start with the update gate open"),
+        (
+            "LSTMCell",
+            "give the forget gate a bias of about 4.6, the logarithm of 100 time steps (chrono initialisation",
+        ),
+        ("GRUCell", "give the update gate a bias of about 4.6"),
+        ("MinimalGatedCell", "give the update gate a bias"),
         ("SimpleRNNCell", "use a gated cell (GRU, LSTM) or an orthogonal recurrent matrix"),
         ("IdentityRNNCell", "use a gated cell (GRU, LSTM)"),
         ("Mine", "use a gated cell, or open the gates of this one"),
@@ -130,6 +133,24 @@ def test_advice_is_for_the_cell_at_hand(cell, advice):
         found = judge(reaching([horizon] * 12), loss=FLAT, cell_class=cell)
         assert found.advice.startswith(advice)
     assert ("forget gate" in found.advice) == (cell == "LSTMCell")
+
+
+@pytest.mark.parametrize(
+    "cell, last, loss, word",
+    [
+        ("LSTMCell", 600, FLAT, "short"),  # the gates of an LSTM on the adding problem opened at step 650
+        ("GRUCell", 600, FLAT, "short"),
+        ("LSTMCell", 3000, FALLING, "short"),
+        ("LSTMCell", 3000, FLAT, "vanishing"),
+        ("SimpleRNNCell", 600, FALLING, "vanishing"),
+        ("", 600, FALLING, "vanishing"),
+    ],
+)
+def test_gates_may_still_open_early_and_while_the_loss_falls(cell, last, loss, word):
+    found = verdicts.judge("rnn", np.linspace(1, last, 12), reaching([9] * 12), loss=loss, cell_class=cell)
+    assert found.word == word and ("may still open" in found.text) == (word == "short")
+    healthy = verdicts.judge("rnn", np.linspace(1, last, 12), reaching([90] * 12), loss=loss, cell_class=cell)
+    assert healthy.word == "healthy" and "open" not in healthy.text
 
 
 def test_nothing_green_beside_a_network_that_forgets():
@@ -199,6 +220,9 @@ def test_a_gain_that_is_never_defined_gives_no_verdict():
         (1.1 ** np.arange(40), "rising"),
         (np.arange(7), None),
         ([np.nan] * 40, None),
+        ([1.160, 0.784, 0.689, 0.672, 0.665, 0.643, 0.621, 0.589], "falling"),  # eight rows of a run that learns
+        ([0.665, 0.643, 0.672, 0.621, 0.660, 0.630, 0.668, 0.625], "flat"),
+        ([0.589, 0.621, 0.643, 0.665, 0.672, 0.689, 0.784, 1.160], "rising"),
     ],
 )
 def test_loss_trend(values, trend):
@@ -269,6 +293,16 @@ def test_noise_of_the_loss_is_no_trend():
     assert verdicts.loss_trend((steps, 0.17 + 0.01 * noise)) == "flat"
     assert verdicts.loss_trend((steps, 0.17 * 0.98**steps + 0.01 * noise)) == "falling"
     assert verdicts.loss_trend((steps, np.where(steps < 50, 0.2, 0.002) * (1 + 0.01 * noise))) == "falling"
+
+
+@pytest.mark.parametrize("rows", [8, 12, 40])
+def test_a_flat_noisy_loss_is_flat_and_a_steady_fall_falls(rows):
+    """Of 200 runs each: scatter of 5 % about a constant, and about a line that falls by a fifth from quarter to quarter."""
+    scatter = 0.05 * np.random.default_rng(rows).normal(size=(200, rows))
+    line = 2 - 0.8 * np.arange(rows) / rows
+    trends = [[verdicts.loss_trend((np.arange(rows), mean + own)) for own in scatter] for mean in (1.0, line)]
+    assert np.mean([trend == "flat" for trend in trends[0]]) > 0.9
+    assert trends[1].count("rising") == 0 and np.mean([trend == "falling" for trend in trends[1]]) > 0.4
 
 
 def test_an_explosion_that_is_over_is_mentioned():

@@ -1,5 +1,7 @@
 """Spikes: the rule against NumPy, each policy against a run without it, and an exact resume."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -152,3 +154,69 @@ def test_wrong_settings(name, value, message):
     cls = type("Wrong", (Recording,), {name: value})
     with pytest.raises(ValueError, match=message):
         run(cls, steps=1)
+
+
+class Rivals(Watching):
+    """Two minimizers, as in a GAN; the second meets the new weights of the first, on targets of its own."""
+
+    def train_step(self, batch):
+        x, (y, z) = batch
+        first, second = self.model.layers
+        noisy = x + 0.01 * keras.random.normal(tf.shape(x), seed=self.draws)
+        self.minimize((noisy, y), self.distance, variables=first.trainable_variables, name="first")
+        self.minimize(
+            (noisy, z), self.distance, variables=second.trainable_variables, optimizer=self.other, name="second"
+        )
+        return {}
+
+    def distance(self, batch, training):
+        x, y = batch
+        return {"distance": tf.square(self.model(x, training=training) - y)[:, 0]}
+
+
+@functools.cache
+def rivals(policy, without=(), health_every=0):
+    """30 steps, fewer by the batches left out; the targets of the second have a spike in batch 25."""
+    model = dense_model()
+    trainer = Rivals(model, keras.optimizers.Adam(0.01), health_every=health_every)
+    trainer.other, trainer.draws, trainer.on_spike = keras.optimizers.Adam(0.01), keras.random.SeedGenerator(3), policy
+    kept = np.delete(np.arange(240), [8 * batch + i for batch in without for i in range(8)])
+    data = tf.data.Dataset.from_tensor_slices((X[kept], (np.where(Y > 100, 0, Y)[kept], Y[kept]))).batch(8)
+    trainer.fit(data.repeat(), steps=30 - len(without), progress=False)
+    return trainer
+
+
+# Step 26 is one with health if `every` is 2.
+@pytest.mark.parametrize(("policy", "every", "without"), [("record", 0, ()), ("record", 2, ()), ("skip", 2, (BAD,))])
+def test_a_spike_of_one_of_several_minimizers(policy, every, without):
+    """Let through: the weights are those of a run that does not look. Skipped: those of a run without that batch."""
+    found, plain = rivals(policy, health_every=every), rivals("ignore", without)
+    assert [spike.step for spike in found._engine.health_log.spikes] == [BAD]
+    assert_identical_weights(plain.model, found.model)
+    for optimizer in ("optimizer", "other"):
+        assert getattr(found, optimizer).iterations.numpy() == getattr(plain, optimizer).iterations.numpy()
+    np.testing.assert_array_equal(plain.draws.state.numpy(), found.draws.state.numpy())
+
+
+class Averse(Recording):
+    """Trains on losses that are not those of `compute_losses`."""
+
+    def train_step(self, batch):
+        self.minimize(batch, lambda batch, training: {"own": tf.abs(self.model(batch[0]) - batch[1])[:, 0]})
+        return {}
+
+
+def test_the_report_of_a_spike_has_the_losses_given_to_minimize():
+    (spike,) = run(Averse)._engine.health_log.spikes
+    size = float(Y[200, 0])
+    assert "loss/own: largest for examples 0 (" in spike.text and "loss/error" not in spike.text
+    assert float(spike.text.split("largest for examples 0 (")[1].split(")")[0]) == pytest.approx(size, rel=0.02)
+
+
+@pytest.mark.parametrize("cls", [Recording, Skipping])
+def test_a_spike_in_an_update_with_health_keeps_its_row(cls):
+    """The row of an update that was let through is the one it has without detection."""
+    found, plain = (run(each, health_every=1)._engine.health_log.history.health()[""] for each in (cls, Watching))
+    assert found["steps"].tolist() == plain["steps"].tolist() == list(range(1, 31))
+    np.testing.assert_allclose(found["gradient"][BAD], plain["gradient"][BAD], rtol=1e-5)
+    assert (found["ratio"][BAD] == 0).all() == (cls is Skipping)
