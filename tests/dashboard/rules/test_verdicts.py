@@ -297,7 +297,7 @@ def test_noise_of_the_loss_is_no_trend():
 
 @pytest.mark.parametrize("rows", [8, 12, 40])
 def test_a_flat_noisy_loss_is_flat_and_a_steady_fall_falls(rows):
-    """Of 200 runs each: scatter of 5 % about a constant, and about a line that falls by a fifth from quarter to quarter."""
+    """Of 200 runs each: scatter of 5 % about a constant, and about a line that falls by a fifth each quarter."""
     scatter = 0.05 * np.random.default_rng(rows).normal(size=(200, rows))
     line = 2 - 0.8 * np.arange(rows) / rows
     trends = [[verdicts.loss_trend((np.arange(rows), mean + own)) for own in scatter] for mean in (1.0, line)]
