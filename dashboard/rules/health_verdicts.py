@@ -148,8 +148,11 @@ def recurrent_layers(variables):
 
 
 def conflict_findings(cosines):
-    """Findings about pairs of losses. `cosines`: {"a-b": cosines of their gradients, one for each probed update}."""
-    found = []
+    """Findings about pairs of losses, or that none is in conflict.
+
+    `cosines`: {"a-b": cosines of their gradients, one for each probed update}.
+    """
+    found, peaceful = [], {}
     for pair, values in cosines.items():
         values = np.asarray(values, np.float64)
         values = values[np.isfinite(values)]
@@ -163,7 +166,15 @@ def conflict_findings(cosines):
                 f"(median cosine {middle:.2f})."
             )
             found.append(finding(text, None, share, "conflict"))
-    return found
+        else:
+            peaceful[pair] = share, len(values), middle
+    if found or not peaceful:
+        return found
+    pair, (share, count, middle) = max(peaceful.items(), key=lambda item: item[1])
+    most = "at most " if len(peaceful) > 1 else ""
+    updates = f"the {count} probed updates (median cosine {middle:.2f})"
+    text = f"Losses do not conflict: the gradients of {_pair(pair)} were opposed in {most}{share:.0%} of {updates}."
+    return [finding(text, None, share, "healthy")]
 
 
 def _pair(pair):

@@ -74,7 +74,7 @@ def trainer_options(config, loss_weights=None, combiner_args=None):
         "recurrent": config.recurrent,
         "recurrent_memory": config.recurrent_memory,
         "health_every": config.health_every,
-        "health": config.health,
+        "health": config.health if config.health_every else (),
         "jit_compile": config.jit_compile and not config.run_eagerly,
         "run_eagerly": config.run_eagerly,
     }

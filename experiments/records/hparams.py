@@ -77,9 +77,12 @@ def hparams(config, name):
 
 
 def group(config, name):
-    """The trial's name: the same for runs that differ in their seed only, so that TensorBoard can show their mean."""
+    """The trial's name: the same for runs that differ in their seed only, so that TensorBoard can show their mean.
+
+    The experiment comes last: TensorBoard cuts names off, and it is what all trials of a sweep share.
+    """
     values = {key: value for key, value in hparams(config, name).items() if key not in ("seed", "experiment")}
-    return " ".join([name, *(f"{key}={to_text(value)}" for key, value in values.items())])
+    return " ".join([*(f"{key}={to_text(value)}" for key, value in values.items()), name])
 
 
 def markdown(config):

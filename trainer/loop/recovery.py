@@ -5,7 +5,7 @@ from absl import logging
 from looptape.trainer.checkpoints import trainer_state
 from looptape.trainer.data import batches
 from looptape.trainer.debug import nonfinite_report, spike_report
-from looptape.trainer.health import spikes
+from looptape.trainer.health import options, spikes
 from looptape.trainer.step.division import OutOfMemory
 from looptape.trainer.step.nonfinite import NonFiniteUpdates
 
@@ -13,10 +13,11 @@ POLICIES = ("skip", "raise", "restore")
 
 
 def prepare(trainer, source):
-    """Checks `on_nonfinite` before the first step, and notes where the data begin if an error is to look at them."""
+    """Checks settings before the first step, and notes where the data begin if an error is to look at them."""
     if trainer.on_nonfinite not in POLICIES:
         raise ValueError(f"`on_nonfinite` is {trainer.on_nonfinite!r}; it must be one of {', '.join(POLICIES)}.")
     spikes.check(trainer.on_spike, trainer.spike_threshold, trainer.spike_window)
+    options.check_measured(trainer.health_parts, trainer.health_every)
     if trainer.on_nonfinite == "raise" or trainer.on_spike != "ignore" or trainer.division.auto:
         source.checkpointable(warn=False)
 

@@ -7,7 +7,8 @@ _ROWS = 200  # training steps shown; older ones are thinned out when there are m
 # About the size at which TensorBoard shows it: a larger picture is scaled down there, and its labels with it.
 _LEFT, _TOP, _RIGHT, _BOTTOM = 70, 36, 92, 48
 _WIDTH, _HEIGHT, _FONT = 300, 216, 15
-_INK, _PAPER, _NAN, _ZERO = (40, 40, 40), (255, 255, 255), (214, 39, 40), (0, 0, 0)
+_INK, _PAPER, _NAN, _PADDING, _VANISHED = (40,) * 3, (255,) * 3, (214, 39, 40), (235,) * 3, (150,) * 3
+_LOW = -6.0  # log10 of what still has a colour, relative to the row's largest value
 # Viridis at nine points: readable for the colour-blind, and in grey.
 _COLOURS = np.array(
     [
@@ -40,40 +41,36 @@ class History:
 
 
 def draw(history, title):
-    """[height, width, 3] pixels: time step to the right, training step up as in the tab, colour log10 of the norm."""
+    """[height, width, 3] pixels: time step to the right, training step up, colour by the share of the row's largest."""
     length = max(len(row) for row in history.rows)
     values = np.full((len(history.rows), length), np.nan)
     for index, row in enumerate(history.rows):
         values[index, : len(row)] = row
-    logs, low, high = _logarithms(values)
     image = Image.new("RGB", (_LEFT + _WIDTH + _RIGHT, _TOP + _HEIGHT + _BOTTOM), _PAPER)
-    cells = Image.fromarray(_paint(values, logs, low, high)[::-1]).resize((_WIDTH, _HEIGHT), Image.Resampling.NEAREST)
+    cells = Image.fromarray(_paint(values)[::-1]).resize((_WIDTH, _HEIGHT), Image.Resampling.NEAREST)
     image.paste(cells, (_LEFT, _TOP))
     pen = ImageDraw.Draw(image)
     font = ImageFont.load_default(_FONT)
     pen.text((_LEFT, 10), title, _INK, font)
     pen.rectangle((_LEFT - 1, _TOP - 1, _LEFT + _WIDTH, _TOP + _HEIGHT), outline=_INK)
     _axes(pen, font, history.steps, length)
-    _colour_bar(image, pen, font, low, high)
+    _colour_bar(image, pen, font)
     return np.asarray(image)
 
 
-def _logarithms(values):
-    positive = np.isfinite(values) & (values > 0)
-    logs = np.log10(np.where(positive, values, 1.0))
-    if not positive.any():
-        return logs, -1.0, 0.0
-    low, high = np.percentile(logs[positive], [1, 99])
-    if high - low < 0.5:
-        middle = (low + high) / 2
-        low, high = middle - 0.25, middle + 0.25
-    return logs, float(low), float(high)
+def _relative(values):
+    """log10 of each row relative to its largest value, as in the tab; -inf at 0."""
+    finite = np.where(np.isfinite(values), values, 0.0)
+    largest = finite.max(axis=1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        return np.log10(finite / np.where(largest > 0, largest, 1.0))
 
 
-def _paint(values, logs, low, high):
-    colours = _colour((logs - low) / (high - low))
-    colours[values == 0] = _ZERO
-    colours[np.isnan(values)] = (235, 235, 235)
+def _paint(values):
+    logs = _relative(values)
+    colours = _colour((np.maximum(logs, _LOW) - _LOW) / -_LOW)
+    colours[logs < _LOW] = _VANISHED
+    colours[np.isnan(values)] = _PADDING
     colours[np.isinf(values)] = _NAN
     return colours.astype(np.uint8)
 
@@ -99,10 +96,10 @@ def _axes(pen, font, steps, length):
     pen.text((6, 10), "step", _INK, font)
 
 
-def _colour_bar(image, pen, font, low, high):
+def _colour_bar(image, pen, font):
     left, width = _LEFT + _WIDTH + 12, 14
     bar = np.repeat(_colour(np.linspace(1, 0, _HEIGHT))[:, np.newaxis], width, axis=1).astype(np.uint8)
     image.paste(Image.fromarray(bar), (left, _TOP))
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+    for share in np.linspace(0, 1, 4):
         y = _TOP + (1 - share) * (_HEIGHT - 1)
-        pen.text((left + width + 5, y), f"{10 ** (low + share * (high - low)):.1e}", _INK, font, anchor="lm")
+        pen.text((left + width + 5, y), f"{10 ** (_LOW * (1 - share)):g}", _INK, font, anchor="lm")

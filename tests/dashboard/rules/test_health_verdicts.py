@@ -106,14 +106,23 @@ def test_many_layers_with_the_same_finding_share_a_sentence():
 
 def test_gradients_that_are_nearly_orthogonal_are_not_in_conflict():
     cosines = {"a-b": [-0.01] * 8 + [0.3] * 2}
-    assert verdicts.run_findings({}, cosines=cosines) == []
+    (one,) = verdicts.run_findings({}, cosines=cosines)
+    assert one.word == "healthy" and one.text == (
+        "Losses do not conflict: the gradients of `a` and `b` were opposed in 80% of the 10 probed updates "
+        "(median cosine -0.01)."
+    )
+    assert verdicts.run_findings({}, cosines={"a-b": [0.1] * 7}) == [], "seven are too few"
+    (several,) = verdicts.run_findings({}, cosines={"a-b": [0.1] * 9, "a-c": [-0.1, *[0.1] * 9]})
+    assert "`a` and `c` were opposed in at most 10% of the 10" in several.text
+    both = verdicts.run_findings({}, cosines={"a-b": [0.1] * 9, "a-c": [-0.9] * 9})
+    assert [one.word for one in both] == ["conflict"]
 
 
 @pytest.mark.parametrize(("negative", "triggered"), [(6, True), (5, False)])
 def test_losses_in_conflict(negative, triggered):
     cosines = {"a-b": [-0.1] * negative + [0.1] * (10 - negative), "a-c": [-1.0] * 7}  # seven are too few
     result = verdicts.run_findings({}, cosines=cosines)
-    assert [one.word for one in result] == ["conflict"] * triggered
+    assert [one.word for one in result] == ["conflict" if triggered else "healthy"]
     if triggered:
         assert result[0].text == "Losses `a` and `b` conflict in 60% of the 10 probed updates (median cosine -0.10)."
 

@@ -54,7 +54,7 @@ def test_flags_and_results_reach_the_tab(tmp_path, below):
     assert names == {"learning_rate", "jit_compile"}, "not at their defaults"
     (group,) = board.groups()
     values = {name: plain(value) for name, value in group.hparams.items()}
-    assert group.name.startswith("line ")
+    assert group.name.endswith(" line")
     assert values["learning_rate"] == 0.05 and values["jit_compile"] is True
     (session,) = group.sessions
     assert session.status == api_pb2.STATUS_SUCCESS
@@ -75,7 +75,7 @@ def test_runs_of_two_experiments_lie_side_by_side(tmp_path):
     board = Board(tmp_path)
     names = {info.name for info in board.experiment().hparam_infos}
     assert {"radius", "slope"} <= names
-    assert sorted(group.name for group in board.groups()) == ["circle radius=2.5", "line slope=1.5"]
+    assert sorted(group.name for group in board.groups()) == ["radius=2.5 circle", "slope=1.5 line"]
 
 
 def test_runs_that_differ_in_their_seed_are_one_group(tmp_path):
@@ -117,7 +117,7 @@ def test_the_flags_are_a_text(tmp_path):
 def test_a_group_is_named_by_what_sets_it_apart_but_not_by_the_seed():
     one, other = (hparams.group(Config(seed=seed), "line") for seed in (0, 1))
     assert one == other == "line"
-    assert hparams.group(Config(slope=1.0), "line") == "line slope=1.0"
+    assert hparams.group(Config(slope=1.0), "line") == "slope=1.0 line"
 
 
 def test_a_run_of_a_sweep_shows_the_flags_of_the_grid(monkeypatch):
@@ -131,7 +131,7 @@ def test_only_flags_that_are_not_at_their_defaults_are_columns():
     assert hparams.hparams(Config(seed=3), "line") == {"seed": 3}
     watched = Config(slope=1.0, log_every=1, probe_every=5, health_every=5, eval_every=2)
     assert hparams.hparams(watched, "line") == {"slope": 1.0}, "watching a run does not set it apart"
-    assert hparams.group(watched, "line") == "line slope=1.0"
+    assert hparams.group(watched, "line") == "slope=1.0 line"
 
 
 def test_the_horizon_is_among_the_metrics(tmp_path):

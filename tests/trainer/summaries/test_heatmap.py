@@ -5,16 +5,17 @@ import numpy as np
 from looptape.trainer.summaries import heatmap
 
 
-def test_training_steps_go_up_and_time_steps_to_the_right():
-    history = heatmap.History([10, 20], [np.array([1e-4, 1.0], np.float32), np.array([1e-4, 1e-4], np.float32)])
-    pixels = heatmap.draw(history, "rnn: state gradient")
+def test_training_steps_go_up_time_steps_to_the_right_and_colours_are_relative_to_the_row():
+    """As in the tab: the largest norm of each row is bright, a millionth dark, and what is below has vanished: grey."""
+    rows = [[1.01e-6, 1.0, 1e-3, 9e-7], [5e-9, 1e-9, 0.0, np.nan]]
+    pixels = heatmap.draw(heatmap.History([10, 20], [np.array(row, np.float32) for row in rows]), "rnn: state gradient")
     left, top, width, height = heatmap._LEFT, heatmap._TOP, heatmap._WIDTH, heatmap._HEIGHT
     cells = pixels[top : top + height, left : left + width].astype(int)
-    later, earlier = cells[height // 4], cells[3 * height // 4]
-    dark, bright = heatmap._COLOURS[0], heatmap._COLOURS[-1]
-    assert np.abs(earlier[3 * width // 4] - bright).max() <= 2, "the first row, at the bottom"
-    assert np.abs(earlier[width // 4] - dark).max() <= 2
-    assert np.abs(later - dark).max() <= 2
+    later, earlier = (cells[row, width // 8 :: width // 4] for row in (height // 4, 3 * height // 4))
+    dark, middle, bright = heatmap._COLOURS[[0, 4, 8]]
+    grey = np.array(heatmap._VANISHED)
+    assert np.abs(earlier - np.stack([dark, bright, middle, grey])).max() <= 2, "the first row, at the bottom"
+    assert np.abs(later[[0, 2, 3]] - np.stack([bright, grey, np.array(heatmap._PADDING)])).max() <= 2
 
 
 def test_labels_are_at_least_nine_pixels_high_at_the_size_tensorboard_shows():
