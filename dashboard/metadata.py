@@ -87,11 +87,11 @@ def position_summaries(layer, values, valid, depth, count):
     ]
 
 
-_MOVED = ("gradient_norm/", "gradient_cosine/", "gradient_conflict/", "learning_rate/")
+_MOVED = ("gradient_norm/", "gradient_cosine/", "gradient_conflict/", "learning_rate/", "bptt/")
 
 
 def current_tag(tag):
-    """Returns today's name of a scalar tag, which for tags of version 0.1 is another than the one in the file.
+    """Returns today's name of a scalar tag, which for tags of earlier versions is another than the one in the file.
 
     Metrics and scalars of the user's own had no prefix then. Both are below `metrics/` now.
 

@@ -10,7 +10,7 @@ from looptape.trainer.evaluation.forward_only import forward_only
 from looptape.trainer.recurrent.omega import Omega
 from looptape.trainer.variables import raw, traced
 
-TAGS = ("bptt/relative_error", "bptt/cosine")
+TAGS = ("optimizer/bptt/relative_error", "optimizer/bptt/cosine")
 
 
 class TruncationBias:

@@ -246,5 +246,5 @@ class HealthLog:
 
 def _histograms(minimizer, variables, counts):
     prefix = f"{minimizer}/" if minimizer else ""
-    tags = [f"{kind}/{prefix}{name}" for kind in ("gradient", "weight") for name in variables]
+    tags = [f"variables/{kind}/{prefix}{name}" for kind in ("gradient", "weight") for name in variables]
     return [histograms.summary(tag, row) for tag, row in zip(tags, counts, strict=True)]

@@ -229,6 +229,18 @@ def test_tensorboard_opens_with_the_loss_whatever_hooks_log(tmp_path):
         assert tags[0] == "loss/error" and {"metrics/accuracy", "reward/mean"} < set(tags) and "accuracy" not in tags
 
 
+def test_tensorboard_opens_with_the_loss_whatever_is_measured(tmp_path):
+    """Everything beside the loss that TensorBoard's own views show sorts after it."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4, 3)), keras.layers.GRU(2, name="gru"), keras.layers.Dense(1)])
+    measured = {"probe_every": 1, "health_every": 1, "health": "histograms,activations,positions"}
+    trainer = Trainer(model, "sgd", {"error": mse()}, bptt_window=2, bptt_compare_every=1, **measured)
+    trainer.fit((np.stack([X] * 4, axis=1), Y), steps=2, workdir=tmp_path, progress=False)
+    tags = sorted({tag for _, row in read_events(tmp_path / "train") for tag in row if not tag.startswith("health/")})
+    assert tags[0] == "loss/error" and "optimizer/bptt/cosine" in tags
+    assert any(tag.startswith("variables/gradient/") for tag in tags)
+
+
 def test_tensorboard_itself_reads_the_scalars(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
