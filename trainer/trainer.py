@@ -84,8 +84,7 @@ class Trainer(Hooks, Examination):
             window to window.
         bptt_begins: where rows start from zero states: "batch", with each batch; "never", rows continue in the next
             batch; or `looptape.timesteps.Flags`, `Lengths` or `Mask`, which read it from the batch.
-        bptt_compare_every: steps between comparisons of the truncated with the whole gradient, logged as
-            `optimizer/bptt/…`.
+        bptt_compare_every: steps between comparisons of truncated and whole gradient, logged as `optimizer/bptt/…`.
         strategy: a `tf.distribute.Strategy`, or None. Create model, optimizer and metrics in its scope. Each batch is
             split among its replicas; all workers of a `MultiWorkerMirroredStrategy` must produce the same batches. With
             `looptape.IndexedData` each worker produces only its own rows.
