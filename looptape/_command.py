@@ -145,10 +145,29 @@ def _docs(arguments):
     if guides.exists():
         print(f"{guides.parent}\nThis folder has the guides as Markdown. `make docs` in {checkout} builds the site.")
         return 0
-    return _refuse(
-        f"the installation in {checkout} does not include the guides; they are in docs/ of Looptape's repository. "
-        "Clone it and run `make docs` there, or read a docstring: `python -m pydoc looptape.trainer.trainer`."
-    )
+    url = _project_url()
+    if "--path" in arguments:
+        return _refuse(
+            f"the installation in {checkout} does not include the guides, so they have no path. Read them "
+            f"{f'at {url}' if url else 'in docs/ of a clone of the repository'}."
+        )
+    where = f"at {url}" if url else "in docs/ of Looptape's repository, where `make docs` builds the site"
+    print(f"This installation does not include the guides. They are {where}.")
+    print("Offline, `python -m pydoc looptape` lists all names, and `pydoc looptape.trainer.trainer` explains `fit`.")
+    return 0
+
+
+def _project_url():
+    """Returns the address of the documentation or the project that the installed package names, or None."""
+    from importlib import metadata
+
+    try:
+        known = metadata.metadata("looptape")
+    except metadata.PackageNotFoundError:
+        return None
+    named = dict(each.split(", ", 1) for each in known.get_all("Project-URL") or ())
+    first = {name.lower(): url for name, url in named.items()}
+    return first.get("documentation") or known.get("Home-page") or next(iter(named.values()), None)
 
 
 def _export(arguments):

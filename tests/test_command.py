@@ -1,6 +1,8 @@
 """The command `looptape`: what each word does, and what is answered to a wrong one."""
 
 import contextlib
+import email.message
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -159,7 +161,19 @@ def test_docs_opens_the_site_or_says_where_the_guides_are(capsys, here, monkeypa
     opened = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     monkeypatch.setattr(_command, "__file__", str(here / "looptape" / "_command.py"))
-    assert "does not include the guides" in refused(capsys, "docs")
+    for headers, address in (
+        ([], "python -m pydoc looptape"),
+        ([("Home-page", "https://a.org")], "They are at https://a.org."),
+        ([("Project-URL", "Source, https://b.org"), ("Project-URL", "Documentation, https://c.org")], "https://c.org."),
+    ):
+        package = email.message.Message()
+        for name, value in headers:
+            package[name] = value
+        monkeypatch.setattr(importlib.metadata, "metadata", lambda name, package=package: package)
+        assert _command.main(["docs"]) == 0 and not opened
+        shown = capsys.readouterr().out
+        assert "does not include the guides" in shown and address in shown
+    assert "so they have no path. Read them at https://c.org" in refused(capsys, "docs", "--path")
     assert "'--open' was given; `looptape docs` takes only --path" in refused(capsys, "docs", "--open")
     (here / "docs").mkdir()
     (here / "docs" / "first-run.md").touch()

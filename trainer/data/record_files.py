@@ -22,6 +22,13 @@ class Records:
         if not files:
             raise ValueError("There are no files of records: the list is empty. Check the pattern it comes from.")
         self._files = [os.fspath(file) for file in files]
+        missing = [file for file in self._files if not os.path.isfile(file)]
+        if missing:
+            others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise FileNotFoundError(
+                f"There is no file {missing[0]!r}{others} in {os.getcwd()!r}; `files` must be paths of TFRecord files. "
+                "Correct the path, or expand a pattern with sorted(glob.glob('data/*.tfrecord'))."
+            )
         found = [_scan(file) for file in self._files]
         self._count = sum(map(len, found))
         if not self._count:

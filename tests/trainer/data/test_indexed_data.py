@@ -170,6 +170,8 @@ def test_damaged_and_compressed_files_are_refused(files, tmp_path):
         IndexedData.from_records(packed, lambda record: record)
     with pytest.raises(ValueError, match="There are no files of records: the list is empty"):
         IndexedData.from_records([], lambda record: record)
+    with pytest.raises(FileNotFoundError, match=r"^There is no file 'none' and 1 more in '/.*must be paths .*Correct"):
+        IndexedData.from_records([files[0], "none", "neither"], lambda record: record)
     with pytest.raises(ValueError, match=r"The 1 files have no record\. The first one is .*1\.tfrecord"):
         IndexedData.from_records(files[1], lambda record: record)
     with pytest.raises(TypeError, match="it must be a function that parses a serialized record"):
