@@ -1,4 +1,4 @@
-"""The command `looptape`: lists, runs and writes experiments. Imports TensorFlow only where a command needs it."""
+"""The command `looptape`: lists, runs and writes experiments. Imports TensorFlow only if a command needs it."""
 
 import difflib
 import functools
@@ -11,7 +11,7 @@ _HELP = ("-h", "--help", "help")
 
 
 def main(arguments=None):
-    """Runs a command line, by default that of the process. Returns the exit code."""
+    """Runs a command line, by default the command line of the process. Returns the exit code."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in _HELP:
         print(_overview())

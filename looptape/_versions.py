@@ -1,4 +1,4 @@
-"""Which versions of TensorFlow and Keras were tried together; docs/versions.md has the table."""
+"""The versions of TensorFlow and Keras that were tried together; docs/versions.md has the table."""
 
 import warnings
 

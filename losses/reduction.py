@@ -88,8 +88,8 @@ def _expand_to(weights, values, name):
 def _broadcast_divisor(weights, values):
     """Returns (Σ w over the values' elements, ratio, whether the divisor is ratio · Σ w for any values).
 
-    A broadcast weight counts once for every element that shares it. If only the run knows whether the weights have
-    size 1 on an axis, the run checks it. If that axis is the batch, it has the same length for all values.
+    A broadcast weight counts once for every element that shares it. If tracing does not show whether the weights
+    have size 1 on an axis, the run checks it. If that axis is the batch, it has the same length for all values.
     """
     pairs = list(zip(weights.shape, values.shape, strict=True))
     unknown = [axis for axis, (w, v) in enumerate(pairs) if (w is None and v != 1) or (w == 1 and v is None)]
@@ -205,8 +205,8 @@ def reduce_term(name, loss, examples):
 def sums_of_group(names, terms, ratios, raising=True):
     """[sum / ratio] of the losses of one group, which have the divisor of the first, up to their ratios.
 
-    At the trace a first axis of unknown length is taken for the batch. A loss with another number of values, such as a
-    flattened [batch · time], would be divided by the wrong number: an error when it runs, or NaN under XLA.
+    Tracing takes a first axis of unknown length for the batch. A loss with another number of values, such as a
+    flattened [batch · time], would be divided by the wrong number: it raises when it runs, or gives NaN under XLA.
 
     Args:
         names: the names of the losses, for the error.

@@ -112,9 +112,9 @@ class Examination:
     ):
         """{layer: M [time, time]}: M[s, t] = ‖∂l_s/∂s_t‖, how much the loss at s depends on the state at t.
 
-        Norms per example times the number of examples, averaged over the examples valid at t, as in
-        `timestep_gradients`. With `with_respect_to="input"` it is the dependence on the layer's input at t. With
-        `workdir` the matrix is logged for the Gradient Flow tab.
+        Entries are norms per example times the number of examples, averaged over the examples valid at t, as in
+        `timestep_gradients`. With `with_respect_to="input"` they show how much the loss depends on the layer's input
+        at t. With `workdir` the matrix is logged for the Gradient Flow tab.
 
         >>> credit = trainer.credit_matrix(batch)["lstm"]
         >>> credit.shape, credit[2, 3].item()  # a loss does not depend on a later state
@@ -136,11 +136,11 @@ class Examination:
     def report(self, *workdirs):
         """A page about one or more runs: verdicts, maps, curves, flags, results.
 
-        A notebook shows it; `.save("report.html")` writes it to one file that opens offline, like `looptape report`. It
+        Notebooks show it; `.save("report.html")` writes it to one file that opens offline, like `looptape report`. It
         reads the event files, so it also works during a run.
 
         Args:
-            *workdirs: directories of runs; by default the one of the latest `fit`.
+            *workdirs: directories of runs; by default the directory of the latest `fit`.
 
         >>> history = trainer.fit(data.repeat(), steps=5, workdir="runs/reported", progress=False)
         >>> trainer.report().save("report.html").name
@@ -159,7 +159,7 @@ class Examination:
     ) -> rate_search.RateSearch:
         """Trains with a rising learning rate until the loss diverges, then restores everything.
 
-        Returns the rates, the losses, and as `suggestion` the rate at which the loss falls most steeply; `draw()` plots
+        Returns the rates, the losses and a `suggestion`, the rate at which the loss falls most steeply; `draw()` plots
         them. `lowest` and `highest` are the first and the last rate of at most `steps` updates; `batch_size` is for
         arrays.
 

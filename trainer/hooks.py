@@ -15,7 +15,7 @@ from looptape.trainer.summaries import media
 
 
 class Hooks:
-    """Traced methods of `Trainer`: five to override, in order of need, and others to call inside them."""
+    """Traced methods of `Trainer`: five to override, the most needed first, and others to call inside them."""
 
     # Set by `Trainer`.
     model: Any
@@ -68,7 +68,7 @@ class Hooks:
         return {}
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """{name: loss} as `compute_losses` returns them, without training. Traced; once per batch of `evaluate`.
+        """The losses {name: loss} of an evaluation, without training. Traced; runs once per batch of `evaluate`.
 
         >>> class Halved(Trainer):
         ...     def eval_step(self, batch):
@@ -121,7 +121,7 @@ class Hooks:
     ) -> dict[str, tf.Tensor]:
         """Runs the whole pipeline on a batch: losses, gradients, accumulation, check, clip, apply, average.
 
-        For `train_step`. Without further arguments it is the trainer's own update.
+        Call it in `train_step`. Without further arguments it makes the trainer's own update.
 
         Args:
             batch: the batch of `train_step`. It is split into `accumulation_steps` micro-batches.
@@ -219,9 +219,9 @@ class Hooks:
             self._engine.media.record(name, "histogram", lambda: media.buckets(tensor))
 
     def log_image(self, name: str, images: Any, limit: int = 3) -> None:
-        """Logs the first images of a batch, [batch, height, width, channels], or one image. `log_histogram` tells when.
+        """Logs the first images of a batch, [batch, height, width, channels], or one image.
 
-        Floating-point pixels are read as lying between 0 and 1, integers between 0 and 255.
+        It follows the schedule of `log_histogram`. Floating-point pixels range from 0 to 1, integers from 0 to 255.
 
         >>> class Watched(Trainer):
         ...     def compute_losses(self, batch, training):
@@ -235,9 +235,10 @@ class Hooks:
             self._engine.media.record(name, "image", lambda: media.pixels(images, limit))
 
     def log_audio(self, name: str, audio: Any, sample_rate: int, limit: int = 1) -> None:
-        """Logs the first sounds of a batch, [batch, samples, channels], or one sound. `log_histogram` tells when.
+        """Logs the first sounds of a batch, [batch, samples, channels], or one sound.
 
-        Samples are clipped to the range from -1 to 1. `sample_rate` is the number of samples per second.
+        It follows the schedule of `log_histogram`. Samples are clipped to the range from -1 to 1. `sample_rate` is the
+        number of samples per second.
 
         >>> class Watched(Trainer):
         ...     def compute_losses(self, batch, training):
@@ -252,7 +253,7 @@ class Hooks:
             self._engine.media.record(name, kind, lambda: media.clipped(audio, limit))
 
     def log_text(self, name: str, text: Any) -> None:
-        """Logs a text in Markdown, a Python or a TensorFlow string. `log_histogram` tells when.
+        """Logs a text in Markdown, a Python or a TensorFlow string, on the same schedule as `log_histogram`.
 
         >>> class Watched(Trainer):
         ...     def compute_losses(self, batch, training):
@@ -268,7 +269,7 @@ class Hooks:
     def share(self, tensor: tf.Tensor) -> tf.Tensor:
         """Marks features that several losses share, for combiners that compare gradients; returns them.
 
-        For `compute_losses`: with a trunk and heads, `features = self.share(trunk(x))` makes PCGrad and similar
+        Use it in `compute_losses`: with a trunk and heads, `features = self.share(trunk(x))` makes PCGrad and similar
         combiners nearly as cheap as a sum. Do not call it inside a loop.
 
         >>> class TwoHeads(Trainer):

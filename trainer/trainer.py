@@ -71,15 +71,15 @@ class Trainer(Hooks, Examination):
         probe_every: steps between logs of every time step's gradient, beside steps 1, 2, 5, 10 and 20; 0 for never.
         jit_compile: compile the micro-step with XLA.
         steps_per_call: updates per call of the traced function, or "auto".
-        recurrent: the loop of recurrent Keras layers in training: "auto", Looptape's own unless Keras's is faster;
-            "adjoint", Looptape's general loop wherever possible, bit-equal to Keras; "keras", Keras's.
+        recurrent: the loop of recurrent Keras layers in training: "auto", Looptape's loop unless Keras's is faster;
+            "adjoint", Looptape's general loop wherever possible, bit-equal to Keras; "keras", Keras's loop.
         recurrent_memory: how many states of recurrent layers to keep for the backward pass; the others are recomputed:
             "sqrt" for the fewest; a number of bytes per layer, or "500MB", above which a layer keeps the fewest;
             "every 16" for every 16th; None for all.
         timestep_actions: actions on the gradient of recurrent layers as it travels back through time, from
             `looptape.timesteps`: a list for all layers, or {layer: list}.
-        bptt_window: truncated back-propagation: number of time steps of a window; no gradient passes from one window to
-            the one before. None for the whole sequence.
+        bptt_window: number of time steps per window, for truncated back-propagation; no gradient passes from one window
+            to the one before. None for the whole sequence.
         bptt_updates: make one update per window of `bptt_window` time steps. Recurrent layers carry their states from
             window to window.
         bptt_begins: where rows start from zero states: "batch", with each batch; "never", rows continue in the next
@@ -225,15 +225,15 @@ class Trainer(Hooks, Examination):
                 The same object continues where the last `fit` stopped.
             steps: lifetime total of updates. Pass exactly one of `steps` and `epochs`.
             epochs: lifetime total of passes over the data.
-            eval_dataset: evaluated every `eval_every` updates, after each epoch, or at the end. Several by name,
-                {"clean": …, "noisy": …}, give `val_clean_loss`, `val_noisy_loss` and so on; `val_loss` is the first's.
+            eval_dataset: evaluated every `eval_every` updates, after each epoch, or at the end. Several sets,
+                {"clean": …, "noisy": …}, give `val_clean_loss`, `val_noisy_loss` and so on; the first gives `val_loss`.
             eval_every: updates between evaluations. When training by steps, each one ends an epoch for callbacks.
             log_every: updates between two rows in TensorBoard; the last step is always logged.
             checkpoint_every: updates between checkpoints; the end of the run always writes one.
             workdir: directory of event files and checkpoints; `fit` resumes from what it finds there. With it, SIGTERM
                 and Ctrl-C write a checkpoint before the process ends, with exit code 143 or 130.
             callbacks: Keras callbacks.
-            batch_size: how many examples make a batch, if the data are arrays.
+            batch_size: number of examples per batch, if the data are arrays.
             eval_steps: maximum number of batches per evaluation.
             progress: show a progress bar, or log lines if the output is not a terminal.
             evaluate_averaged: evaluate with the averaged weights (needs `ema_decay`).
@@ -241,7 +241,7 @@ class Trainer(Hooks, Examination):
             keep_checkpoints: number of newest checkpoints to keep.
             keep_best: a result of the evaluation, such as "loss" ("-accuracy" if larger is better). Also writes and
                 keeps the checkpoint with the best value.
-            loggers: `looptape.loggers`, which get all that TensorBoard gets.
+            loggers: `looptape.loggers`, which receive everything that TensorBoard receives.
 
         Returns:
             A `keras.callbacks.History`.
@@ -280,7 +280,7 @@ class Trainer(Hooks, Examination):
 
         Does not change training metrics and states. Omits a loss whose weights sum to 0, as in training; without any
         loss, `loss` is NaN. `steps` limits the number of batches; `averaged` uses the averaged weights.
-        A dict of datasets gives `<name>_<result>`; `loss` is that of the first.
+        A dict of datasets gives `<name>_<result>`; `loss` comes from the first one.
 
         >>> sorted(trainer.evaluate(data))
         ['error', 'loss']
@@ -308,13 +308,13 @@ class Trainer(Hooks, Examination):
         Uses the current loss weights in training mode. Trains nothing and changes no state.
 
         Args:
-            batch: as the dataset gives it; arrays are converted.
+            batch: a batch as the dataset yields it; arrays are converted.
             per_example: return [batch, time] instead of the mean over the examples.
             full: also return the gradients λ_t themselves, as `state_gradient/<state>`; implies `per_example`.
 
         Returns:
             {layer: {quantity: array [time] or [batch, time]}}. Quantities: `state`, `hidden`, `cell`, `recurrent`,
-            `external`, `input`, `gain`, `weight/<variable>`; per-example norms are those of dL/d(tensor) times the
+            `external`, `input`, `gain`, `weight/<variable>`; per-example norms are norms of dL/d(tensor), times the
             number of examples.
 
         >>> trainer.timestep_gradients(batch)["lstm"]["state"].shape

@@ -73,7 +73,7 @@ def check_focal(gamma, alpha, **smoothing):
 def binary_focal(targets, outputs, *, gamma=2.0, alpha=None, from_logits=True, label_smoothing=0.0):
     """Binary cross-entropy times (1 - p)^gamma, where p is the probability of the true class (Lin 2017).
 
-    Easy examples count less. `alpha` is the weight of class 1, 1 - alpha that of class 0. Mean over the last axis. The
+    Easy examples count less. `alpha` weights class 1, 1 - alpha weights class 0. Mean over the last axis. The
     gradient is finite for every gamma and every finite output.
 
     >>> binary_focal(tf.constant([1.0]), tf.constant([0.0])).numpy().round(4)

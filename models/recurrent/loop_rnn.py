@@ -11,7 +11,7 @@ from looptape.trainer.recurrent.loops.recurrent_loop import Layout, Options
 class LoopRNN(keras.layers.RNN):
     """Runs a cell over time. Takes the arguments of `keras.layers.RNN` and computes the same results.
 
-    With the cell and the weights of an `LSTM`, `GRU` or `SimpleRNN` layer it gives the results of that layer. Masks,
+    With the cell and the weights of an `LSTM`, `GRU` or `SimpleRNN` layer it gives the layer's results. Masks,
     unknown batch sizes and lengths, `go_backwards`, `stateful`, `unroll`, nested states and XLA work as in Keras. Time
     steps can be probed as in a Keras layer.
 

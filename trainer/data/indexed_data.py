@@ -1,4 +1,4 @@
-"""Examples by their number: order and position are plain arithmetic, and each worker reads its own rows."""
+"""Data by index: plain arithmetic gives the order and the position, and each worker reads its own rows."""
 
 import tensorflow as tf
 
@@ -67,10 +67,10 @@ class IndexedData:
 
     @classmethod
     def from_records(cls, files, function, **options):
-        """The records of TFRecord files, each parsed by `function`: serialized record (a string scalar) → example.
+        """Reads TFRecord files; `function` parses each record: serialized record (a string scalar) → example.
 
-        Scans the files once to find where each record begins, which reads a few bytes per record. They must not be
-        compressed.
+        Scans the files once to find where each record begins, which reads a few bytes per record. The files must not
+        be compressed.
 
         Args:
             files: a path or a list of paths, the same on all workers. Records are numbered in this order.
@@ -120,9 +120,9 @@ class IndexedData:
 
         Args:
             start: the first batch, counted over all passes.
-            repeat: never end; else end with the pass that `start` is in.
-            rank: of the worker.
-            workers: how many share each batch.
+            repeat: never end; otherwise end after the pass that contains `start`.
+            rank: index of the worker.
+            workers: number of workers that share each batch.
         """
         begin, count = self._share(self.batch_size, rank, workers)
         last_begin, last_count = self._share(self._rows_of(self.batches_per_pass - 1)[1], rank, workers)

@@ -26,7 +26,7 @@ class Moment(NamedTuple):
 
     t: Any  # time step of the input, an int32 tensor
     step: Any  # updates made so far, an int64 tensor
-    units: Any  # what makes of λ_t the gradient of an example's own loss, a float32 scalar
+    units: Any  # turns λ_t into the gradient of an example's own loss, a float32 scalar
     layer: str
     sender: Any = None  # time step that sent the carried gradient, a scalar or [batch, 1]; None for t + 1
 
@@ -41,7 +41,7 @@ class Action:
 
     state: str | int | None = dataclasses.field(default=None, kw_only=True)
 
-    carried = False  # whether it acts on what time step t + 1 sent back, not on λ_t
+    carried = False  # whether it acts on the gradient that time step t + 1 sent back, not on λ_t
 
     def __post_init__(self):
         known = self.state is None or (isinstance(self.state, int) and not isinstance(self.state, bool))
@@ -53,14 +53,14 @@ class Action:
         self.check()
 
     def check(self):
-        """Raises where an argument is wrong."""
+        """Raises an error if an argument is wrong."""
 
     def change(self, gradients, moment):
-        """The gradients changed, a list of [batch, …] tensors like those given. Traced, once for all time steps."""
+        """Returns the changed gradients, as a list of the same shapes [batch, …]. Traced, once for all time steps."""
         raise TypeError(f"{type(self).__name__} has no `change`. Override it.")
 
     def __call__(self, gradients, moment):
-        """`change` on the state it is for; others stay as they are."""
+        """Applies `change` to the state that the action is for; others stay as they are."""
         index = STATES.get(self.state, self.state)
         if index is None:
             return _checked(self, self.change(list(gradients), moment), gradients)
@@ -132,9 +132,9 @@ class Scale(Action):
 class Cut(Action):
     """Stops the carried gradient every `every` time steps, or at the time steps `at`. The losses there still count.
 
-    `Cut(every=k)` divides a sequence into windows of k time steps, 0 … k − 1 the first: truncated back-propagation. No
-    gradient passes from one window to another, in either direction. `Cut(at=[t])` stops the gradient that
-    time step t receives from t + 1, or from t − 1 in a layer that goes backwards.
+    `Cut(every=k)` divides a sequence into windows of k time steps, the first from 0 to k − 1, for truncated
+    back-propagation. No gradient passes from one window to another, in either direction. `Cut(at=[t])` stops the
+    gradient that time step t receives from t + 1, or from t − 1 in a layer that goes backwards.
 
     >>> windows, once = Cut(every=20), Cut(at=[49])
     """
@@ -178,7 +178,7 @@ class Detach(Action):
     """Stops the carried gradient with a probability, drawn for every time step and update (h-detach, Arpit 2018).
 
     By default it acts on the hidden state only, so that an LSTM's gradient flows through its cell. The draw depends on
-    `seed`, the layer's name, the step and t: a resumed run draws the same, and so do all micro-batches and replicas.
+    `seed`, the layer's name, the step and t: a resumed run, all micro-batches and all replicas draw the same numbers.
     Name the layer if one process makes the model several times: Keras numbers layers without a name.
 
     >>> detach = Detach(0.25, seed=1)

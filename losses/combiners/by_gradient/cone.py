@@ -104,7 +104,7 @@ class PCD(DirectionCombiner):
         self.norms.assign(tf.where(self.moving(present) & tf.math.is_finite(norms), norms, self.norms))
 
     def _norms(self, measured, present):
-        """Roots of the averages of the squared norms; the first is that of the gradient itself."""
+        """Roots of the averages of the squared norms; the first is the norm of the gradient itself."""
         now = tf.maximum(tf.cast(tf.linalg.diag_part(measured), tf.float64), 0.0)
         old = tf.square(tf.cast(self.norms, tf.float64))
         new = tf.where(old > 0, self.memory * old + (1.0 - self.memory) * now, now)
@@ -112,7 +112,7 @@ class PCD(DirectionCombiner):
 
 
 def pcd(matrix, averages, goal, tau, present):
-    """[K] float64 coefficients, that of the goal 1. `averages` [K] are the norms by which gradients are divided."""
+    """[K] float64 coefficients; the goal's is 1. `averages` [K] are the norms by which gradients are divided."""
     norms, cosines, alive, largest = directions(matrix, present)
     sizes = tf.where(alive & (averages > 0), norms * largest / tf.where(averages > 0, averages, 1.0), 1.0)
     is_goal = tf.one_hot(goal, matrix.shape[0], on_value=True, off_value=False)

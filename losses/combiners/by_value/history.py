@@ -12,8 +12,8 @@ VARIANTS = ("plain", "normalized", "loss_weighted")
 class DynamicWeightAverage(Combiner):
     """Dynamic weight average (Liu 2019): gives more weight to the losses that fell least between two windows.
 
-    w = K softmax(r / T), where r is the mean loss of the last complete window divided by that of the window before.
-    All weights are 1 until there are two windows. With one loss it is the plain sum.
+    w = K softmax(r / T), where r is the mean loss of the last complete window divided by the mean loss of the window
+    before it. All weights are 1 until there are two windows. With one loss it is the plain sum.
 
     Args:
         window: Number of updates in a window; updates in which a loss is absent do not count for it. The paper uses
