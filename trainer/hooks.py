@@ -288,6 +288,8 @@ class Hooks:
         """Updates every metric with a batch. With several outputs a metric uses the output of its name.
 
         An evaluation whose hooks do not update a metric has no result for it.
+        Targets and outputs that are NaN at a weight of 0 do not count. Keras's metrics sum in float32; over millions of
+        examples give the metric `dtype="float64"`.
 
         >>> class Measured(Trainer):
         ...     def compute_losses(self, batch, training):
@@ -309,7 +311,10 @@ class Hooks:
             target = batches.select(targets, part, names, "metric", "target")
             weight = batches.select(sample_weight, part, names, "metric", "sample weight")
             mask = loss_terms.keras_mask(output)
-            target = loss_terms.without_uncounted(loss_terms.without_uncounted(target, weight), mask)
+            loss_terms.check_metric(name, metric, target, output)
+            target, output = (
+                loss_terms.without_uncounted(loss_terms.without_uncounted(x, weight), mask) for x in (target, output)
+            )
             function = getattr(metric, "_fn", None)  # of a metric that is the mean of a function
             if function is not None and not str(getattr(function, "__module__", "")).startswith("keras."):
                 target, output = loss_terms.same_rank(function, target, output)

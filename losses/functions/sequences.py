@@ -73,7 +73,8 @@ def ctc(targets, outputs, *, blank=0):
     Targets are labels [batch, length], padded with `blank`; outputs are logits [batch, time, classes]. If the
     outputs are padded too, pass the targets as the pair `(labels, output_lengths)` with the number of valid time
     steps [batch]; later logits are ignored, even if they are NaN. Labels outside the class range raise an error,
-    and so does a blank before a label. XLA cannot raise, so there neither is checked.
+    and so does a blank before a label. XLA cannot raise: there labels are not checked, and a blank before a label
+    gives NaN, so that the update is skipped.
 
     >>> logits = tf.math.log(tf.constant([[[0.3, 0.7], [0.6, 0.4]]]))
     >>> ctc(tf.constant([[1]]), logits).numpy().round(4)  # -ln(.7 * .6 + .7 * .4 + .3 * .4)
@@ -101,7 +102,9 @@ def ctc(targets, outputs, *, blank=0):
     labels = in_range(labels, outputs, "ctc", tf.sequence_mask(label_lengths, tf.shape(labels)[1]))
     labels = without_blanks_inside(labels, blank)
     outputs = hidden(outputs, tf.sequence_mask(lengths, tf.shape(outputs)[1]))
-    return keras.ops.ctc_loss(labels, outputs, label_lengths, tf.cast(lengths, tf.int32), mask_index=blank)
+    values = keras.ops.ctc_loss(labels, outputs, label_lengths, tf.cast(lengths, tf.int32), mask_index=blank)
+    # Where XLA cannot raise, the gradient must be NaN, too.
+    return values * tf.where(has_blanks_inside(labels, blank), math.nan, tf.ones([], values.dtype))
 
 
 def without_blanks_inside(labels, blank):
@@ -110,8 +113,7 @@ def without_blanks_inside(labels, blank):
     >>> without_blanks_inside(tf.constant([[2, 1, 0]]), 0).numpy().tolist()
     [[2, 1, 0]]
     """
-    is_blank = tf.equal(labels, blank)
-    inside = tf.reduce_any(is_blank[:, :-1] & ~is_blank[:, 1:])
+    inside = tf.reduce_any(has_blanks_inside(labels, blank))
     message = (
         f"The labels of loss 'ctc' have the blank, {blank}, before another label; blanks must only be at the end, as "
         "padding. Remove it from the labels, or set `blank` to a class that is not used as a label."
@@ -122,6 +124,16 @@ def without_blanks_inside(labels, blank):
         return labels
     with tf.control_dependencies([tf.debugging.Assert(~inside, [message])]):
         return tf.identity(labels)
+
+
+def has_blanks_inside(labels, blank):
+    """Returns [batch], whether a label follows a blank.
+
+    >>> has_blanks_inside(tf.constant([[2, 1, 0], [2, 0, 1]]), 0).numpy().tolist()
+    [False, True]
+    """
+    is_blank = tf.equal(labels, blank)
+    return tf.reduce_any(is_blank[:, :-1] & ~is_blank[:, 1:], axis=-1)
 
 
 def check_rank(outputs, name, needed):

@@ -225,6 +225,22 @@ def test_ctc_refuses_a_blank_before_a_label():
         tf.function(losses.ctc, autograph=False)(labels, tf.constant(LOGITS[:1]))
 
 
+def test_ctc_under_xla_is_nan_where_a_blank_is_before_a_label():
+    labels, logits = tf.constant([[1, 0, 2], [1, 2, 0]]), tf.constant(LOGITS)
+
+    @tf.function(autograph=False, jit_compile=True)
+    def compiled():
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            values = losses.ctc(labels, logits)
+        return values, tape.gradient(values, logits)
+
+    values, gradient = compiled()
+    np.testing.assert_array_equal(np.isnan(values), [True, False])
+    assert np.isnan(gradient[0]).any() and np.isfinite(gradient[1]).all()
+    np.testing.assert_allclose(values[1], losses.ctc(labels[1:], logits[1:])[0], rtol=1e-5)
+
+
 def test_a_mask_with_an_axis_of_one_is_that_of_the_steps():
     """Two sequences of two steps: the shapes would broadcast to [2, 2, 2]."""
     targets, outputs, mask = TOKENS[:, :2], LOGITS[:, :2], np.array([[True, False], [True, True]])

@@ -1,5 +1,6 @@
 """Named losses and their weighted sums in one micro-batch."""
 
+import functools
 import math
 import re
 
@@ -76,8 +77,32 @@ def check_pair(name, loss, target, output, weight=None, running=True):
     return target
 
 
+def check_metric(name, metric, target, output):
+    """Complains about a target that a metric of Keras would broadcast against the output, as `check_pair` does."""
+    function = getattr(metric, "_fn", None)  # of a metric that is the mean of a function
+    function = keras.losses.mean_squared_error if isinstance(metric, keras.metrics.RootMeanSquaredError) else function
+    if function is None or not tf.is_tensor(output) or not tf.is_tensor(target):
+        return
+    known, sparse = target.shape.rank and output.shape.rank, "sparse" in getattr(function, "__name__", "")
+    if known and not sparse and _compares_elements(function) and not _fit(target.shape, output.shape):
+        raise ValueError(
+            f"The metric {name!r} has a target of shape {target.shape} and an output of shape {output.shape}; they "
+            "must agree. Give the target the shape of the output, or use another metric."
+        )
+
+
+def _innermost(loss):
+    """The loss that `summed`, `over_time` and `functools.partial` were given."""
+    while True:
+        inner = loss.func if isinstance(loss, functools.partial) else getattr(loss, "summed_function", None)
+        if inner is None:
+            return loss
+        loss = inner
+
+
 def _compares_elements(loss):
     """Whether it is a class or a function of Keras that wants targets like the outputs."""
+    loss = _innermost(loss)
     described = type(loss) if isinstance(loss, keras.losses.Loss) else loss
     ours = str(getattr(described, "__module__", "")).startswith("keras.")
     return ours and getattr(described, "__name__", "") not in _LABELS
@@ -157,7 +182,7 @@ def without_uncounted(target, weight):
 
 def explain_assertion(error):
     """Raises a `ValueError` with the sentence about labels, weights or ragged inputs that belongs to an assertion."""
-    found = re.search(r"A (label of loss|loss, |sample weight is)[^\]]*", error.message)
+    found = re.search(r"(A (label of loss|loss, |sample weight is)|The weight of loss)[^\]]*", error.message)
     if found:
         raise ValueError(found[0].replace("\\", "")) from None
     batches.explain_inputs(error)

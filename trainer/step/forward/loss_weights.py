@@ -5,6 +5,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from looptape.trainer.recurrent import internals
+
 REGULARIZATION = "regularization"
 RESERVED = ("loss", "total", "sum")  # what sums of several losses are called in logs and TensorBoard
 _NAMES = "Every loss needs exactly one weight. Losses without a weight: {}; weights without a loss: {}."
@@ -58,7 +60,7 @@ class LossWeights:
     @staticmethod
     def _check(name, weight):
         if callable(weight):
-            return
+            weight = getattr(weight, "final", 0.0)  # the other values of a schedule are checked at each step
         try:
             number = float(weight)
         except (TypeError, ValueError):
@@ -120,7 +122,7 @@ class LossWeights:
     def at(self, step):
         """The weights at a step, a list of K scalars in the order of the names. Traced or eager."""
         return [
-            tf.cast(tf.reshape(self._schedules[name](step), []), tf.float32)
+            self._scheduled(name, self._schedules[name], step)
             if name in self._schedules
             else tf.convert_to_tensor(self._variables[name])
             for name in self.names
@@ -131,7 +133,24 @@ class LossWeights:
         if self.names is not None:
             return self.at(tf.convert_to_tensor(step))
         given = [self._given.get(name, 1.0) for name in names]
-        return [tf.cast(w(tf.convert_to_tensor(step)) if callable(w) else w, tf.float32) for w in given]
+        step, pairs = tf.convert_to_tensor(step), zip(names, given, strict=True)
+        return [self._scheduled(name, w, step) if callable(w) else tf.cast(w, tf.float32) for name, w in pairs]
+
+    @staticmethod
+    def _scheduled(name, schedule, step):
+        """The weight by a schedule. One below 0 is an error when the update runs, or NaN under XLA, which skips it."""
+        weight = tf.cast(tf.reshape(schedule(step), []), tf.float32)
+        if internals.in_xla():
+            return tf.where(weight < 0, math.nan, weight)
+        message = tf.strings.format(
+            f"The weight of loss {name!r} is {{}} at step {{}} by its schedule; it must not be negative. Correct the "
+            "schedule; to maximise a quantity, return its negative from the loss.",
+            (weight, step),
+        )
+        if tf.executing_eagerly() and weight < 0:
+            raise ValueError(message.numpy().decode())
+        with tf.control_dependencies([tf.debugging.Assert(~(weight < 0), [message])]):
+            return tf.identity(weight)
 
     def static(self):
         """{name: number} that never changes with the step: a schedule counts with the value it settles at."""

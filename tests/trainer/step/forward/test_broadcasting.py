@@ -1,5 +1,6 @@
 """Targets [n] against outputs [n, 1]: aligned as Keras does, or refused at the trace; never trained on [n, n]."""
 
+import functools
 import re
 
 import keras
@@ -72,6 +73,11 @@ def test_own_losses_that_broadcast_are_refused_at_the_trace(kind, targets, drop)
         kind(linear_model(), "sgd").fit(data, steps=1)
 
 
+def test_eager_training_looks_as_well():
+    with pytest.raises(ValueError, match=r"Loss 'error' combines a tensor of shape"):
+        Reduced(linear_model(), "sgd", run_eagerly=True).fit(dataset(X, Y[:, 0], batch=8), steps=1)
+
+
 def test_a_function_that_was_written_for_flat_targets_is_refused():
     trainer = Trainer(linear_model(), "sgd", {"error": lambda y, outputs: tf.square(y - outputs[:, 0])})
     with pytest.raises(ValueError, match="Loss 'error' combines a tensor of shape"):
@@ -83,6 +89,14 @@ LEGITIMATE = {
     "a discount for each time step": lambda x, y: tf.constant([0.5] * 4) * x[:, :1],
     "all pairs": lambda x, y: tf.abs(x[:, 0][:, tf.newaxis] - x[:, 1]),
     "squared norms": lambda x, y: tf.reduce_sum(x * x, 1, keepdims=True) + tf.reduce_sum(y * y, 1),
+    "functions of all pairs": lambda x, y: tf.exp(-2.0 * tf.sqrt(x[:, 0][:, tf.newaxis])) - y[:, 1],
+    "a product of all": lambda x, y: tf.einsum("i,jk->ij", x[:, 0], y[:, :1]),
+    "same class": lambda x, y: tf.where(x[:, 0][:, tf.newaxis] == x[:, 0], tf.matmul(x, y), 0.0),
+    "positions": lambda x, y: tf.where(tf.range(4.0) < x[:, :1], x, y),
+    "looked up": lambda x, y: tf.gather(x[:, 0], tf.cast(y[:, :1], tf.int32)),
+    "a condition with arguments": lambda x, y: tf.cond(
+        y[0, 0] > 0, lambda: x[:, 0][:, tf.newaxis] - y[:, 0], lambda: x
+    ),
     "all pairs, said so": lambda x, y: x[:, :1] - y[:, 0][tf.newaxis, :],
 }
 
@@ -125,6 +139,23 @@ HIDDEN = {
     "a slice": lambda x, y: tf.square(x - y)[:, 0],
     "side by side": lambda x, y: tf.concat([tf.square(x - y), y], -1),
     "a gradient of its own": lambda x, y: tf.grad_pass_through(tf.abs)(x - y),
+    "softmax": lambda x, y: tf.nn.softmax(x - y),
+    "gather": lambda x, y: tf.gather(x - y, [0]),
+    "boolean mask": lambda x, y: tf.boolean_mask(x - y, y[:, 0] > 0),
+    "running sum": lambda x, y: tf.cumsum(x - y),
+    "sorted": lambda x, y: tf.sort(x - y),
+    "matrix product": lambda x, y: tf.matmul(x - y, y),
+    "constant": lambda x, y: tf.stop_gradient(x - y) * y,
+    "condition": lambda x, y: tf.cond(tf.reduce_sum(y) > 0, lambda: x - y, lambda: y - x),
+    "one by one": lambda x, y: tf.map_fn(tf.square, x - y),
+    "loop": lambda x, y: tf.while_loop(
+        lambda i, _: i < 3, lambda i, total: (i + 1, total + tf.reduce_sum(x - y)), [0, 0.0]
+    )[1],
+    "a choice": lambda x, y: tf.where(x > 0, y, 1.0 - y),
+    "x log y": lambda x, y: tf.math.xlogy(x, y),
+    "power": lambda x, y: tf.pow(x, y),
+    "angle": lambda x, y: tf.atan2(x, y),
+    "comparison": lambda x, y: tf.cast(x > y, tf.float32),
     "a function of its own": own_function,
     "a function in a function": function_in_function,
 }
@@ -183,6 +214,45 @@ def test_targets_that_meet_several_outputs_are_refused(loss, target, output):
     shapes = " and an output of shape ".join(re.escape(str(shape)) for shape in (target, output))
     with pytest.raises(ValueError, match=f"target of shape {shapes}; they must agree"):
         check_pair("error", loss, tf.zeros(target), tf.zeros(output))
+
+
+WRAPPED = {
+    "summed": losses.summed(keras.losses.MeanSquaredError()),
+    "over time": losses.over_time(keras.losses.MeanSquaredError(), "last"),
+    "partial": functools.partial(keras.losses.huber, delta=2.0),
+    "both": losses.summed(functools.partial(keras.losses.huber, delta=2.0)),
+}
+
+
+@pytest.mark.parametrize("loss", WRAPPED.values(), ids=WRAPPED)
+def test_a_wrapped_loss_of_keras_is_refused_like_the_loss(loss):
+    with pytest.raises(ValueError, match=r"target of shape \(5, 4, 1\) and an output of shape \(5, 4, 3\)"):
+        check_pair("error", loss, tf.zeros([5, 4, 1]), tf.zeros([5, 4, 3]))
+    check_pair("error", loss, tf.zeros([5, 4]), tf.zeros([5, 4, 1]))
+
+
+@pytest.mark.parametrize("kind", [keras.metrics.MeanSquaredError, keras.metrics.RootMeanSquaredError])
+def test_a_metric_of_keras_is_refused_like_the_loss(kind):
+    trainer = Trainer(linear_model(), "sgd", {"error": plain}, metrics={"measured": kind()})
+    with pytest.raises(ValueError, match=r"metric 'measured' has a target of shape \(5, 1\) .* shape \(5, 3\)"):
+        trainer.update_metrics(tf.zeros([5, 1]), tf.zeros([5, 3]))
+    trainer.update_metrics(tf.zeros([5]), tf.zeros([5, 1]))
+
+
+def test_a_metric_of_class_numbers_passes():
+    metrics = {
+        "measured": keras.metrics.SparseCategoricalAccuracy(),
+        "top": keras.metrics.SparseTopKCategoricalAccuracy(2),
+    }
+    Trainer(linear_model(), "sgd", {"error": plain}, metrics=metrics).update_metrics(tf.zeros([5, 1]), tf.eye(5, 3))
+
+
+def test_outputs_that_are_nan_at_a_weight_of_zero_do_not_count_in_metrics():
+    metric = keras.metrics.MeanAbsoluteError()
+    trainer = Trainer(linear_model(), "sgd", {"error": plain}, metrics={"measured": metric})
+    outputs = tf.constant([[2.0], [np.nan]])
+    trainer.update_metrics(tf.constant([[1.0], [np.nan]]), outputs, tf.constant([1.0, 0.0]))
+    assert float(metric.result()) == 1.0
 
 
 @pytest.mark.parametrize(("target", "output"), [((5,), (5, 1)), ((5, 1), (5,)), ((5, 3), (5, 3, 1)), ((5,), (5,))])

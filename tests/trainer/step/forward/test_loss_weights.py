@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from looptape import Trainer
-from looptape.losses import summed
+from looptape.losses import LinearRamp, summed
 from tests.trainer.tools import assert_same_weights, dataset, dense_model, linear_model, mse, read_events, regression
 
 X, Y = regression(32)
@@ -50,6 +50,34 @@ def test_a_weight_changes_without_a_retrace():
     other = Trainer(oracle, keras.optimizers.SGD(0.05), pair, loss_weights={"square": 1, "absolute": weight})
     other.fit(data, steps=4, progress=False)
     assert_same_weights(changed, oracle, 1e-7)
+
+
+def falling(step):
+    return 1.0 - tf.cast(step, tf.float32)
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}], ids=str)
+def test_a_schedule_below_zero_is_an_error(options):
+    trainer = Trainer(linear_model(), "sgd", {"error": "mse"}, loss_weights={"error": falling}, **options)
+    with pytest.raises(ValueError, match="The weight of loss 'error' is -1 at step 2 .*; it must not be negative"):
+        trainer.fit(dataset(X, Y, batch=32).repeat(), steps=4, progress=False)
+
+
+def test_under_xla_a_schedule_below_zero_skips_the_update():
+    model = linear_model()
+    trainer = Trainer(model, "sgd", {"error": "mse"}, loss_weights={"error": falling}, jit_compile=True)
+    trainer.on_nonfinite = "skip"
+    data = dataset(X, Y, batch=32).repeat()
+    trainer.fit(data, steps=2, progress=False)
+    before = [w.numpy() for w in model.weights]
+    trainer.fit(data, steps=3, progress=False)
+    for w, old in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(w, old)
+
+
+def test_a_schedule_that_ends_below_zero_is_refused_at_once():
+    with pytest.raises(ValueError, match="The weight of loss 'error' is -1.0; it must be finite and not negative"):
+        Trainer(linear_model(), "sgd", {"error": "mse"}, loss_weights={"error": LinearRamp(1.0, -1.0, 10)})
 
 
 def test_masks_sample_weights_and_time_weights_divide_by_their_sum():
