@@ -73,7 +73,7 @@ _line_expected = False
 
 @contextlib.contextmanager
 def _without_harmless_lines():
-    """Holds back what is written to stderr and shows it afterwards, except for harmless lines."""
+    """Holds back the output to stderr and shows it afterwards, except for harmless lines."""
     try:
         sys.stderr.flush()
         kept = os.dup(2)

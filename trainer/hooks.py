@@ -193,7 +193,7 @@ class Hooks:
             self._engine.tracing.logs[-1][name] = tf.stop_gradient(value)
 
     def _logs(self, method: str) -> bool:
-        """Whether what is logged belongs to an update or an evaluation, and not to a hook called by hand."""
+        """Whether the logged value belongs to an update or an evaluation, and not to a hook called by hand."""
         collecting = bool(self._engine.tracing.logs)
         if not collecting:
             overriding.check_place(self, method)

@@ -18,7 +18,7 @@ LARGEST = 1e38  # of a coefficient
 class Combiner:
     """Base class of combiners: computes coefficients for K named losses from state, loss values or gradients.
 
-    The trainer makes these calls in one update, in this order. All but `build` may be traced, also under XLA:
+    The trainer makes these calls in one update, in this order. All but `build` may be traced, even under XLA:
 
         combiner.build(names)                                  # once, eager, in the strategy's scope
         measured = combiner.measure(gradients)                 # if `gradients_every` is 1, or `due()` says so

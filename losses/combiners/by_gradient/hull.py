@@ -45,7 +45,7 @@ class MGDA(DirectionCombiner):
 
 
 def mgda(matrix, present, normalize=None, losses=None):
-    """[K] float64 weights of sum 1: those of the shortest vector in the hull of the (normalized) gradients.
+    """[K] float64 weights, with sum 1, of the shortest vector in the hull of the (normalized) gradients.
 
     With b_i = 1 / |g_i|, the y >= 0 that minimise |sum y_i u_i|^2 + (b.y - 1)^2 are those weights times |g_i|, up to
     a factor: a complementarity problem without the simplex.

@@ -115,8 +115,8 @@ def aligned_mtl(matrix, scale, present):
     """[K] float64 weights s G^(-1/2) 1 / K over the singular values that are not 0, s one of them.
 
     Rows may differ by many powers of ten, whose squares float64 does not hold side by side. So the singular values
-    are those of a root of the Gramian; the rank is that of the unit gradients; and the weights come from the update
-    in the root's coordinates, which is exact to its own size.
+    come from a root of the Gramian, the rank from the unit gradients, and the weights from the update in the root's
+    coordinates, which is exact to its own size.
     """
     norms, cosines, alive, _ = directions(matrix, present)
     values, vectors = tf.linalg.eigh(cosines)

@@ -16,8 +16,8 @@ def equal_shares(matrix, log_sizes, alpha, alive):
 
     It is the only minimum of a convex function. With alpha 1 and equal sizes Newton's method finds it in five to
     fifteen steps, or a convex combination of the gradients that vanishes: then there is none for any alpha. For other
-    alphas and sizes the search starts from there, in log y, since y may span hundreds of powers of ten. Should it not
-    end, y is that of alpha 1, with which every loss gains, too.
+    alphas and sizes the search starts from there, in log y, since y may span hundreds of powers of ten. If it does
+    not end, y is the solution for alpha 1, with which every loss gains, too.
 
     The equation holds up to the rounding of sum_j |matrix_ij| y_j.
 

@@ -1,4 +1,4 @@
-"""Finds the orthogonal rows nearest to those of a matrix, even if the rows differ by many orders of magnitude."""
+"""Finds the orthogonal rows nearest to the rows of a matrix, even if the rows differ by many orders of magnitude."""
 
 import numpy as np
 import tensorflow as tf
