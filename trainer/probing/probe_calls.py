@@ -56,9 +56,12 @@ def probe(name, tensor, t, *, batched=True, action=None):
             frame.record.discover(name, tensor, batched)
             return tensor
         return frame.record.mark(f"probe/{name}", tensor, frame.marks)
+    times = t if isinstance(t, tuple) else (t,)
     if active.is_discovering():
+        if not tf.executing_eagerly():
+            session.prepare(name, tf.convert_to_tensor(tensor), times, batched)
         return tensor
-    return session.probe(name, tf.convert_to_tensor(tensor), t if isinstance(t, tuple) else (t,), batched)
+    return session.probe(name, tf.convert_to_tensor(tensor), times, batched)
 
 
 def _steered(name, tensor, t, actions, batched):
@@ -68,8 +71,10 @@ def _steered(name, tensor, t, actions, batched):
             f"`probe({name!r}, …)` has an action and batched=False; actions act on the gradient of each example. Probe "
             "a tensor [batch, …], or leave `action` out."
         )
-    # Keras's loops and trial runs would make a second probe a second visit.
-    tensor = tensor if active.is_discovering() else probe(f"{name}_steered", tensor, t)
+    tensor = probe(f"{name}_steered", tensor, t)
+    if active.is_discovering():
+        # A trial run only learns what depends on what. The result is another tensor, as it is in the loop.
+        return tf.identity(tensor)
     time = tf.cast(t[-1] if isinstance(t, tuple) else t, tf.int32)
     moment_of = active.moment_of() or (lambda name, t: Moment(t, tf.constant(0, tf.int64), 1.0, name))
 

@@ -148,18 +148,29 @@ class ProbeSession:
     def probe(self, name, tensor, t, batched):
         """Implements `probe` while this session is active. `t` is a tuple."""
         kinds = errors.check_place(f"`probe({name!r}, ...)`", self._graph)
+        record = self._open_probe(name, t, batched)
+        known = tuple(_known(index) for index in t)
+        if not kinds and None not in known:
+            return record.tap_once(tensor, known, self._root)
+        self._make_tables(record, tensor)
+        return record.tap_row(tensor, t)
+
+    def prepare(self, name, tensor, t, batched):
+        """Makes the tables of a `probe` met in a trial run: inside the loop that follows, tapes may be blind."""
+        errors.check_place(f"`probe({name!r}, ...)`", self._graph)
+        self._make_tables(self._open_probe(name, t, batched), tensor)
+
+    def _open_probe(self, name, t, batched):
         if name not in self._probes:
             if self.free_name(name) != name:
                 raise ValueError(f"`probe({name!r}, ...)` has the name of a probed layer. Give it another name.")
             self._probes[name] = probe_calls.ProbeRecord(name, batched, len(t), self._capacity_of(name, len(t)))
-        record = self._probes[name]
-        record.check(batched, len(t))
-        known = tuple(_known(index) for index in t)
-        if not kinds and None not in known:
-            return record.tap_once(tensor, known, self._root)
+        self._probes[name].check(batched, len(t))
+        return self._probes[name]
+
+    def _make_tables(self, record, tensor):
         with self._graph.as_default():
             record.make_tables(tensor, self._root, self._per_example, self._full, self._batch)
-        return record.tap_row(tensor, t)
 
     def _capacity_of(self, name, depth):
         capacity = self._capacity.get(name, probe_calls.DEFAULT_CAPACITY.get(depth, 8))

@@ -58,6 +58,16 @@ def runner(new_runner):
         _LOCAL.runners.remove(new_runner)
 
 
+@contextlib.contextmanager
+def ran_by(kept):
+    """Asks the runners that `runners` gave, and no other, while time steps that they saw are computed again."""
+    present, _LOCAL.runners = getattr(_LOCAL, "runners", []), list(reversed(kept))
+    try:
+        yield
+    finally:
+        _LOCAL.runners = present
+
+
 def action(name):
     """The action on the gradient of a loop of this name, according to the innermost runner that knows it; or None."""
     found = (runner.action(name) for runner in runners() if hasattr(runner, "action"))

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from looptape import Trainer, probe, timesteps
-from looptape.trainer.probing import ProbeSession
+from looptape.trainer.probing import ProbeSession, recurrent_loop
 from tests.trainer.tools import assert_identical_weights, assert_same_weights
 
 TIME = 5
@@ -119,10 +119,32 @@ class Own(Trainer):
         return {"error": tf.square(state - targets)}
 
 
-def trained(limit=0.3, batch=4, **options):
+class InLoop(Own):
+    """The same in `recurrent_loop`."""
+
+    name = None
+
+    def compute_losses(self, batch, training):
+        inputs, targets = batch
+        kernel, bias = [tf.convert_to_tensor(weight) for weight in self.model.trainable_variables]
+
+        def step(t, x, states):
+            state = probe("mine", states[0], t, action=timesteps.ClipNorm(self.limit))
+            state = tf.tanh(tf.concat([x, state], 1) @ kernel + bias)
+            return state, [state]
+
+        states = [tf.zeros([tf.shape(inputs)[0], 3])]
+        return {"error": tf.square(recurrent_loop(step, inputs, states, name=self.name)[1][0] - targets)}
+
+
+class Named(InLoop):
+    name = "loop"
+
+
+def trained(limit=0.3, batch=4, trainer_class=Own, **options):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, "tanh")])
-    trainer = Own(model, keras.optimizers.SGD(0.5), **options)
+    trainer = trainer_class(model, keras.optimizers.SGD(0.5), **options)
     trainer.limit = limit
     data = tf.data.Dataset.from_tensor_slices((X, X[:, 0])).batch(batch, drop_remainder=True).repeat()
     trainer.fit(data, steps=3, progress=False)
@@ -134,6 +156,80 @@ def test_limits_are_in_the_units_of_the_logs():
     free, bound = trained(limit=np.inf), trained()
     assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(free.get_weights(), bound.get_weights(), strict=True))
     assert_identical_weights(trained(), trained(probe_every=1))
+
+
+@pytest.fixture(scope="module")
+def stepped():
+    return trained()
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "options"),
+    [
+        (InLoop, {}),
+        (InLoop, {"batch": 2, "accumulation_steps": 2}),
+        (Named, {"probe_every": 2}),
+        pytest.param(InLoop, {"probe_every": 1}, marks=pytest.mark.long),
+        pytest.param(Named, {"batch": 2, "accumulation_steps": 2, "probe_every": 1}, marks=pytest.mark.long),
+    ],
+)
+def test_in_a_recurrent_loop(trainer_class, options, stepped):
+    assert_same_weights(trained(trainer_class=trainer_class, **options), stepped, tolerance=2e-6)
+
+
+def test_an_output_beside_the_state_that_an_action_acts_on():
+    """The trial run must not take the output for the state: what arrives there is not for the action."""
+
+    @tf.function(autograph=False)
+    def gradient(weights):
+        def step(t, x, states):
+            hidden = tf.tanh(x + states[0] @ weights)
+            return hidden, [probe("mine", hidden, t, action=timesteps.Scale(0.0))]
+
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            outputs, _ = recurrent_loop(step, tf.constant(X), [tf.zeros([4, 3])])
+            total = tf.reduce_sum(outputs**2)
+        return tape.gradient(total, weights)
+
+    state, expected = np.zeros([4, 3]), np.zeros([3, 3])
+    for t in range(TIME):
+        after = np.tanh(X[:, t] + state @ W)
+        expected += state.T @ (2 * after * (1 - after**2))
+        state = after
+    np.testing.assert_allclose(gradient(tf.constant(W)), expected, rtol=1e-4, atol=1e-5)
+
+
+class Clock(keras.layers.Layer):
+    """A cell that counts its time steps, and clips what it sends back."""
+
+    state_size, output_size = [3, 1], 3
+    acts = True
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(6, 3), initializer=keras.initializers.GlorotUniform(seed=1))
+
+    def call(self, inputs, states):
+        t = tf.cast(states[1][0, 0], tf.int32)
+        state = probe("inside", states[0], t, action=timesteps.ClipNorm(0.1) if self.acts else None)
+        new = keras.ops.tanh(keras.ops.matmul(keras.ops.concatenate([inputs, state], 1), self.kernel))
+        return new, [new, states[1] + 1.0]
+
+
+def test_in_a_cell_of_a_keras_layer():
+    def run(acts=True, batch=4, **options):
+        cell = Clock()
+        cell.acts = acts
+        model = keras.Sequential([keras.Input((TIME, 3)), keras.layers.RNN(cell)])
+        trainer = Trainer(model, keras.optimizers.SGD(0.5), {"error": keras.losses.MeanSquaredError()}, **options)
+        data = tf.data.Dataset.from_tensor_slices((X, X[:, 0])).batch(batch, drop_remainder=True).repeat()
+        trainer.fit(data, steps=2, progress=False)
+        return model
+
+    expected = run(recurrent="keras")
+    assert np.abs(run(acts=False).get_weights()[0] - expected.get_weights()[0]).max() > 1e-3
+    assert_same_weights(run(batch=2, accumulation_steps=2), expected)
+    assert_same_weights(run(probe_every=1), expected)
 
 
 def test_bad_input():

@@ -75,6 +75,7 @@ class CellStep:
         self._values = {}  # {id(variable): its value before the loop}
         self._masks = internals.dropout_masks(cell)
         self._context = internals.call_context()
+        self._runners = active.runners()
 
     def first(self, inputs, states, record):
         t = tf.constant(0)
@@ -117,7 +118,8 @@ class CellStep:
     @contextlib.contextmanager
     def repeatable(self):
         """Calls in this context are as they were in the forward pass: the same dropout masks, the same mode."""
-        with internals.with_dropout_masks(self._masks), internals.in_call_context(self._context):
+        masks, context = internals.with_dropout_masks(self._masks), internals.in_call_context(self._context)
+        with masks, context, active.ran_by(self._runners):
             yield
 
     def is_constant(self, tensor):

@@ -13,7 +13,6 @@ can:
 It does what `keras.layers.RNN` does with masks, directions and unrolling, and computes the same bits.
 """
 
-import contextlib
 import functools
 from typing import Any, NamedTuple
 
@@ -205,6 +204,7 @@ class FunctionStep:
 
     def __init__(self, function):
         self._function = function
+        self._runners = active.runners()
 
     def first(self, inputs, states, record):
         """Called before the loop; only the look of the result counts. Returns output, states, and what
@@ -238,7 +238,7 @@ class FunctionStep:
 
     def repeatable(self):
         """A context in which a step computes what it did in the forward pass."""
-        return contextlib.nullcontext()
+        return active.ran_by(self._runners)
 
     def is_constant(self, tensor):
         """Whether no gradient of this tensor can be wanted."""
