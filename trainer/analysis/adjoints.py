@@ -13,8 +13,9 @@ import keras
 import tensorflow as tf
 
 from looptape.trainer.recurrent import internals
-from looptape.trainer.recurrent.loops.cells import CellStep, StepScope, inner_cells
+from looptape.trainer.recurrent.loops.cells import CellStep, inner_cells
 from looptape.trainer.recurrent.loops.python_steps import direct_gradients, index_of, pack, select, swap
+from looptape.trainer.recurrent.loops.steps import StepScope
 
 # Examples × time steps that a cell is called on at once: enough for the matrix products, little enough for the cache.
 _ROWS = 2048

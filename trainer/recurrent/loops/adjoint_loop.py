@@ -49,7 +49,7 @@ class AdjointLoop(StateLoop):
     """One run of a loop; `run` gives its result.
 
     Args:
-        step: see `trainer.recurrent.loops.recurrent_loop.FunctionStep`.
+        step: a `trainer.recurrent.loops.steps.Step`.
         first: from its trial run.
         inputs: [time, batch, ...].
         states: initial states, nested.

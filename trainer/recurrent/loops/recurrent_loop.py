@@ -13,7 +13,6 @@ can:
 It does what `keras.layers.RNN` does with masks, directions and unrolling, and computes the same bits.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import keras
@@ -25,6 +24,7 @@ from looptape.trainer.recurrent.loops.adjoint_loop import AdjointLoop
 from looptape.trainer.recurrent.loops.memory import check_memory, stride_of
 from looptape.trainer.recurrent.loops.python_steps import swap
 from looptape.trainer.recurrent.loops.state_loop import First
+from looptape.trainer.recurrent.loops.steps import FunctionStep
 
 
 class Layout(NamedTuple):
@@ -95,7 +95,7 @@ def run(step, inputs, states, mask, layout, record=None, options=None):
     Keras does.
 
     Args:
-        step: see `FunctionStep`.
+        step: a `steps.Step`.
         record: the `LoopRecord` that this run is to be probed by, or None.
         options: `Options`.
     """
@@ -140,8 +140,8 @@ def _refuse(reason, record, options):
     if record is not None or options.act is not None or options.memory is not None:
         raise RuntimeError(
             f"A recurrent loop cannot be probed, steered or bounded in memory: {reason}. Draw random numbers by "
-            "`keras.random` with a `keras.random.SeedGenerator`, return what the step changes as a state, and read "
-            "variables before the loop."
+            "`keras.random` with a `keras.random.SeedGenerator`, return what the step changes as a state, and give "
+            "weights to a Keras layer, or read them before the loop: `tf.convert_to_tensor(variable)`."
         )
 
 
@@ -162,12 +162,14 @@ def _loop(step, inputs, states, mask, layout, record, options):
     operations = internals.operations_since(start)
     first = First(*trial, _worth_keeping(operations, trial, now, states))
     types = sorted(internals.unrepeatable(operations))
+    raw = step.reads_by_itself(watcher.watched_variables())
     reason = None
     if types:
         reason = f"its time step has the operations {types}, which give something else when they are computed again"
-    elif internals.in_loop() and not step.fixes_values and watcher.watched_variables():
+    elif internals.in_loop() and raw:
         # The backward loop would be inside the backward loop of the other, where TensorFlow loses track of variables.
-        reason = "it runs inside another loop, and its time step reads a `tf.Variable`"
+        names = [variable.name for variable in raw]
+        reason = f"its time step reads the `tf.Variable`s {names} inside the loop over updates, or another one"
     if reason is not None:
         _refuse(reason, record, options)
     # Probes of a loop without a name have tables of their own, which only a tape finds.
@@ -195,51 +197,3 @@ def is_stepped(layout, options=None):
     """Whether Python goes through the time steps one by one: unrolled or eager, and nothing asks for a loop."""
     asked = options is not None and (options.act is not None or options.memory is not None)
     return (tf.executing_eagerly() or layout.unroll) and not asked
-
-
-class FunctionStep:
-    """A user's step function as `run` wants it. A step over a Keras cell is in `trainer.recurrent.loops.cells`."""
-
-    fixes_values = False  # whether it reads its variables before the loop
-
-    def __init__(self, function):
-        self._function = function
-        self._runners = active.runners()
-
-    def first(self, inputs, states, record):
-        """Called before the loop; only the look of the result counts. Returns output, states, and what
-        moves.
-        """
-        t = tf.constant(0)
-        with active.discovering(record, t):
-            output, states = self._function(t, inputs, states)
-        return output, states, ()
-
-    def __call__(self, t, inputs, states, marks, moving, record):
-        """One time step. `moving` are tensors that the loop carries along for the step's own use.
-
-        Where Python goes through the time steps `marks` and `moving` are None.
-        """
-        if marks is None:
-            call = functools.partial(self._function, t)
-            return *(call(inputs, states) if record is None else record.observe(0, call, inputs, states)), None
-        with active.time_step(record, t, marks):
-            output, states = self._function(t, inputs, states)
-        return output, states, moving
-
-    def finish(self, moving):
-        """Called after the loop with the last of `moving`."""
-
-    def fix_values(self):
-        """Called before a loop whose steps will be run again."""
-
-    def value_of(self, variable):
-        """The tensor that a Keras variable is read from in the loop, or None if the step does not read it."""
-
-    def repeatable(self):
-        """A context in which a step computes what it did in the forward pass."""
-        return active.ran_by(self._runners)
-
-    def is_constant(self, tensor):
-        """Whether no gradient of this tensor can be wanted."""
-        return False
