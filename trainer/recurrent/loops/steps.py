@@ -50,7 +50,7 @@ class StepScope(keras.StatelessScope):
 
 
 class Step:
-    """What a loop calls at every time step.
+    """The step of a loop, called at every time step.
 
     A subclass has `__call__(t, inputs, states, marks, moving, record)`, which gives (output, states, moving): `moving`
     are tensors that the loop carries along for the step. Where Python goes through the time steps `marks` and `moving`
@@ -75,7 +75,7 @@ class Step:
         return output, states, [value for _, value in scope.moved.values()]
 
     def _scope(self, moving):
-        """Where the step finds its variables; `moving`: pairs as from `_known`."""
+        """A scope in which the step finds its variables; `moving`: pairs as from `_known`."""
         return StepScope(self._outer, self._values, moving)
 
     def _known(self, moving):
@@ -83,7 +83,7 @@ class Step:
         return () if moving is None else list(zip(self._moving, moving, strict=True))
 
     def _left(self, scope, moving):
-        """What the loop carries on. Anything else that the step assigned goes to the variable."""
+        """The values that the loop carries on. Anything else that the step assigned goes to the variable."""
         values = [scope.moved.pop(id(variable))[1] for variable, _ in self._known(moving)]
         for variable, value in scope.moved.values():
             variable.assign(value)
