@@ -7,7 +7,7 @@ import { RunColours } from './draw/colours.js';
 import { Credit } from './views/credit.js';
 import { Dock } from './views/dock.js';
 import { el } from './draw/dom.js';
-import { emptyState } from './views/empty.js';
+import { emptyState, noTimeSteps } from './views/empty.js';
 import { download, downloadCsv, fileName, renderPng } from './controls/export.js';
 import { Grid } from './views/grid.js';
 import { Health } from './views/health.js';
@@ -156,23 +156,26 @@ class Dashboard {
     this.names = shortNames(catalogue.runs);
     const { view } = this;
     const flow = view.page === 'flow';
+    const bare = flow && !view.tiles.some((spec) => spec.series);
     this.app.dataset.sidebar = String(state.get('sidebar'));
-    this.app.dataset.page = view.page;
-    for (const part of [this.strip, this.legend, this.dock]) part.node.hidden = !flow;
+    this.app.dataset.page = bare ? 'bare' : view.page;
+    this.strip.node.hidden = !flow;
+    for (const part of [this.legend, this.dock]) part.node.hidden = !flow || bare;
     this.scroller.hidden = !flow;
     this.health.node.hidden = flow;
     this.toolbar.update(view, catalogue.quantities(), state);
     this.showVerdicts();
     this.showOverviews();
-    if (!flow) {
+    this.nothing.hidden = !bare;
+    if (!flow || bare) {
       this.app.dataset.drawn = '0';
       this.overviews.follow(catalogue, view.runs);
       this.verdicts.follow(catalogue, view.runs);
-      return;
     }
-    this.nothing.hidden = view.layers.length > 0;
-    this.nothing.textContent = view.runs.length
-      ? 'The chosen runs did not log this quantity, or all their layers are hidden.' : 'Choose at least one run.';
+    if (!flow) return;
+    if (bare) {
+      this.nothing.replaceChildren(...noTimeSteps(view, catalogue, state.get('hiddenLayers'), (changes) => state.set(changes)));
+    }
     this.grid.arrange(view, (run) => this.runColour(run));
     for (const tile of this.grid.tiles) this.loadTile(tile);
     this.redraw();

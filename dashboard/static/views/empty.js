@@ -1,6 +1,6 @@
-// What is shown when there is nothing to show: how to log the first data.
+// Shown in place of data: how to log the first ones, and why the view of time steps is empty.
 
-import { el } from '../draw/dom.js';
+import { button, el } from '../draw/dom.js';
 
 const EXAMPLE = `from looptape import Trainer
 
@@ -22,4 +22,21 @@ export function emptyState() {
       el('code', {}, 'health_every'), ' adds every layer. With several losses, ', el('code', {}, 'probe_every'),
       ' measures how their gradients conflict.'),
     el('p', { class: 'muted' }, 'New data appear here by themselves.'));
+}
+
+/** Why the view of time steps is empty, and buttons that lead on; `set(changes)` changes the state. */
+export function noTimeSteps(view, catalogue, hiddenLayers, set) {
+  if (!view.runs.length) return [el('p', {}, 'Choose at least one run.')];
+  const health = button('Run health', 'What the chosen runs logged', () => set({ page: 'health' }), { class: 'primary' });
+  if (catalogue.layers(view.runs).some((layer) => hiddenLayers.includes(layer))) {
+    const show = button('Show all layers', 'Undoes the choice of layers', () => set({ hiddenLayers: [] }), { class: 'primary' });
+    return [el('p', {}, 'All layers of the chosen runs that logged this quantity are hidden.'), show];
+  }
+  if (catalogue.layers(view.runs).length) {
+    return [el('p', {}, `The chosen runs did not log the quantity “${view.about.label}”. Choose another one above.`), health];
+  }
+  const others = catalogue.order.filter((run) => catalogue.layersOf(run).length).slice(-4);
+  const choose = button('Runs with time steps', others.join(', '), () => set({ runs: others }), { class: 'primary' });
+  return [el('p', {}, 'The chosen runs logged no time steps: they have no recurrent layer, or were not probed (',
+    el('code', {}, 'probe_every'), ').'), health, ' ', others.length ? choose : null].filter(Boolean);
 }

@@ -120,6 +120,21 @@ def test_runs_without_a_loop_are_told_what_could_be_logged_and_nothing_wrong(pag
     assert advice.startswith("Trainer(…, health_every=50)") and "need a recurrent layer" in advice
 
 
+def test_time_steps_of_runs_without_any_say_so_and_lead_on(page):
+    page.open(page="flow", runs=[PLAIN])
+    page.until(lambda: "no time steps" in "".join(page.texts(".nothing p")), "the reason")
+    page.until(lambda: not any("Reading" in text for text in page.texts(".strip")), "a verdict, or none")
+    assert not page.one(".dock").is_displayed() and not page.one(".legend").is_displayed()
+    health, others = page.all(".nothing button")
+    assert (health.text, others.text) == ("Run health", "Runs with time steps")
+    others.click()
+    page.until_drawn(2)
+    assert page.one(".dock").is_displayed() and not page.one(".nothing").is_displayed()
+    page.open(page="flow", runs=[PLAIN])
+    page.all(".nothing button")[0].click()
+    page.until(lambda: page.one(".app").get_attribute("data-page") == "health", "run health")
+
+
 def test_the_map_of_updates_has_a_neutral_band_and_leads_to_the_time_steps(page):
     open_health(page)
     canvas = page.one(f".update-map[data-run='{STUCK}'] .layer-area canvas")
@@ -245,6 +260,7 @@ VIEWS = {
     "flow": {"runs": [CALM, STUCK]},
     "gain": {"runs": [CALM, STUCK], "mode": "difference", "panel": "shares"},
     "credit": {"runs": [CALM], "panel": "credit", "mode": "absolute"},
+    "bare": {"runs": [PLAIN]},
 }
 
 
