@@ -152,7 +152,7 @@ class Minimizer:
         self._micros.clear()
         self._plans.clear()
         self.refrozen = True
-        self.pipeline.forget(optimizer if self.asked.optimizer is None else self.optimizer)
+        self.pipeline.optimizer = optimizer if self.asked.optimizer is None else self.optimizer
 
     def renew(self, variables):
         """Trains these variables from now on: layers were frozen or unfrozen since the latest call of `minimize`."""

@@ -76,15 +76,15 @@ class Pipeline:
 
     def build(self, variables):
         """Makes the state of the stages. Traced or eager; once, and again for variables that join."""
+        own = self.optimizer is self._owner.optimizer
+        joining = self._owner.freezing.including(variables) if own else variables
         if self._owner.ema_decay is not None:
             known = {id(raw(v)) for v in self.averaged_variables}
-            own = self.optimizer is self._owner.optimizer
-            joining = self._owner.freezing.including(variables) if own else variables
             new = [v for v in joining if id(raw(v)) not in known]
             # A variable that was frozen so far equals its average.
             self.averages = [*(self.averages or []), *(self._owner.make_variable(raw(v), "average") for v in new)]
             self.averaged_variables += new
-        self.own_stages.build(variables)
+        self.own_stages.build(variables, joining)
 
     def run(self, minimizer, result, combined, losses_after=None):
         """Everything after the backward passes. Traced or eager. Returns {name: loss}.
@@ -138,11 +138,6 @@ class Pipeline:
         if self.last is None:
             self.last = self._owner.make_variable(np.zeros(row.shape, np.float32), "last")
         return self.last.assign(row)
-
-    def forget(self, optimizer):
-        """Begins anew: other variables are trained, by this optimizer."""
-        self.optimizer = optimizer
-        self.own_stages.forget()
 
 
 def _advance(combiner, combined, losses_after):

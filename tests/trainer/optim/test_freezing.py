@@ -196,16 +196,38 @@ def test_a_name_alone_freezes_for_good_and_nested_models_as_a_whole():
         np.testing.assert_array_equal(old, new)  # the moving statistics, too
 
 
-def test_stages_with_a_state_resume_in_a_later_phase(tmp_path):
-    def made():
-        options = {"optimizer": keras.optimizers.SGD(0.1), "stages": [momentum()]}
-        return Trainer(model(), losses={"error": mse()}, freeze={0: "block_.*", 2: "block_2", 4: ()}, **options)
+def counting():
+    """Counts updates, and those of each variable in the rows of one tensor."""
 
-    whole, first, second = made(), made(), made()
-    whole.fit(data(), steps=7, progress=False)
-    first.fit(data(), steps=5, workdir=tmp_path, progress=False)
-    second.fit(data(), steps=7, workdir=tmp_path, progress=False)
-    assert_identical_weights(whole.model, second.model)
+    def init(variables):
+        return {"updates": tf.zeros([]), "each": tf.zeros([len(variables)])}
+
+    def apply(gradients, state, variables, step):
+        return gradients, {name: value + 1.0 for name, value in state.items()}
+
+    return Stage("counting", init, apply)
+
+
+def test_stages_keep_their_state_where_layers_are_frozen_and_unfrozen(tmp_path):
+    """Momentum as a stage equals Keras's, and counts do not begin anew; both also after a resume in a later phase."""
+
+    def made(momentum_of_keras=0.0, stages=()):
+        optimizer = keras.optimizers.SGD(0.1, momentum_of_keras)
+        return Trainer(model(), optimizer, losses={"error": mse()}, freeze=PHASES, stages=stages)
+
+    by_keras, whole = made(0.9), made(stages=[momentum(), counting()])
+    by_keras.fit(data(), steps=9, progress=False)
+    whole.fit(data(), steps=9, progress=False)
+    for one, other in zip(whole.model.get_weights(), by_keras.model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for stop in (4, 9):
+        parts = made(stages=[momentum(), counting()])
+        parts.fit(data(), steps=stop, workdir=tmp_path, progress=False)
+    assert_identical_weights(whole.model, parts.model)
+    for trainer in (whole, parts):
+        state = dict(trainer._engine.main.pipeline.own_stages.named_variables())
+        assert state["counting/updates"].numpy() == 9.0
+        assert sorted(state["counting/each"].numpy()) == [4, 4, 4, 4, 9, 9]  # 9 of the head; see `FROZEN`
 
 
 def test_bad_input():

@@ -1,10 +1,9 @@
 """Stages of a user's own in the update: between clipping and `transform_gradients`, once per update."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-import tensorflow as tf
-
+from looptape.trainer.step.gradients.stage_state import StageState
 from looptape.trainer.step.gradients.stages import to_dense
 from looptape.trainer.step.gradients.transformation import UpdateStage
 from looptape.trainer.variables import path_of, raw
@@ -16,7 +15,8 @@ class Stage(NamedTuple):
     Args:
         name: shown by `Trainer.summary()`.
         init: `(variables) -> state`: the initial state, a structure of arrays or tensors; `()` for none. The trainer
-            keeps it in variables, and checkpoints hold it.
+            keeps it in variables, and checkpoints hold it. Where layers are frozen or unfrozen, entries of lists and
+            rows of tensors that stand for a variable follow it; those of a frozen one wait, and the rest stays.
         apply: `(gradients, state, variables, step) -> (gradients, state)`. Traced, outside the replicas, after
             accumulation, the finite check and clipping. Gradients are dense, one for each variable; `step` is the
             number of updates made so far, an int64 tensor. Derive seeds from it, and random numbers resume exactly.
@@ -62,32 +62,17 @@ class OwnStages:
     """
 
     def __init__(self, stages, make_variable):
-        self._stages, self._make_variable = stages, make_variable
-        self._states: list[Any] | None = None
-
-    @property
-    def variables(self):
-        """The variables of all states, in a fixed order."""
-        return tf.nest.flatten(self._states or [])
+        self._stages = stages
+        self._states = [StageState(stage.name, stage.init, make_variable) for stage in stages]
 
     def named_variables(self):
-        """[(path, variable)], in the same order: the stage's name, then keys and positions in its state."""
-        pairs = zip(self._stages, self._states or [], strict=False)
-        return [named for stage, state in pairs for named in _with_paths(stage.name, state)]
+        """[(path, variable)] of all states, in a fixed order."""
+        return [named for state in self._states for named in state.named_variables()]
 
-    def build(self, variables):
-        """Makes the states. Traced or eager, before anything is written; once."""
-        if self._states is not None:
-            return
-        self._states = []
-        for stage in self._stages:
-            with tf.init_scope():
-                first = tf.nest.map_structure(tf.convert_to_tensor, stage.init([raw(v) for v in variables]))
-            self._states.append(tf.nest.map_structure(lambda x: self._make_variable(x, "stage"), first))
-
-    def forget(self):
-        """Begins anew: other variables are trained."""
-        self._states = None
+    def build(self, variables, joining):
+        """Makes the states, and what is new of them where others are trained; see `StageState.build`."""
+        for state in self._states:
+            state.build(variables, joining)
 
     def as_list(self, owner):
         """The stages for the list of an update."""
@@ -101,27 +86,12 @@ class OwnStages:
         """(the gradients after a stage, [(variable of its state, new value)]). Traced or eager."""
         stage, state = self._stages[index], self._states[index]
         gradients = [to_dense(gradient) for gradient in gradients]
-        present = tf.nest.map_structure(tf.convert_to_tensor, state)
         values = [raw(variable) for variable in variables]
-        gradients, new = _checked(stage, stage.apply(gradients, present, values, step), gradients, variables, state)
-        values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(new)]
-        return gradients, list(zip(tf.nest.flatten(state), values, strict=True))
+        gradients, new = _checked(stage, stage.apply(gradients, state.values(), values, step), gradients, variables)
+        return gradients, state.writes(new)
 
 
-def _with_paths(path, state):
-    """Yields (path, leaf) of a structure, in the order of `tf.nest.flatten`."""
-    if isinstance(state, Mapping):
-        parts = [(key, state[key]) for key in sorted(state)]
-    elif isinstance(state, tuple | list):
-        parts = zip(getattr(state, "_fields", range(len(state))), state, strict=True)
-    else:
-        yield path, state
-        return
-    for key, part in parts:
-        yield from _with_paths(f"{path}/{key}", part)
-
-
-def _checked(stage, result, gradients, variables, state):
+def _checked(stage, result, gradients, variables):
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], tuple | list):
         raise TypeError(
             f"Stage {stage.name!r} returned a {type(result).__name__}; `apply` must return (gradients, state). Return "
@@ -139,5 +109,4 @@ def _checked(stage, result, gradients, variables, state):
                 f"Stage {stage.name!r} returned a gradient of shape {after.shape} and type {after.dtype.name} for "
                 f"{path_of(variable)}, which has {before.shape} and {before.dtype.name}. Keep shape and type."
             )
-    tf.nest.assert_same_structure(state, new)
     return found, new
