@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from looptape.trainer.data.source import ShardedData
     from looptape.trainer.optim.warmup_schedule import WarmupSchedule
     from looptape.trainer.probing import probe
+    from looptape.trainer.recurrent.loops.recurrent_loop import recurrent_loop
     from looptape.trainer.step.gradients.own_stages import Stage
     from looptape.trainer.trainer import Trainer
 
@@ -40,6 +41,7 @@ __all__ = [
     "models",
     "probe",
     "read",
+    "recurrent_loop",
     "timesteps",
 ]
 
@@ -57,6 +59,7 @@ _FROM = {
     "joined": "looptape.experiments.cluster.joining",
     "probe": "looptape.trainer.probing",
     "read": "looptape.dashboard.run_data",
+    "recurrent_loop": "looptape.trainer.recurrent.loops.recurrent_loop",
 }
 
 

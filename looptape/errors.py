@@ -2,6 +2,18 @@
 
 from looptape.experiments.launch.options import Refused
 from looptape.trainer.distribution.workers import WorkerLost
+from looptape.trainer.loop.signals import Terminated
 from looptape.trainer.probing.errors import ProbeError
+from looptape.trainer.recurrent.hoisted.adjoint_pass import SecondDerivativeError
+from looptape.trainer.step.forward.loss_weights import WrongLossNames
+from looptape.trainer.step.nonfinite import NonFiniteUpdates
 
-__all__ = ["ProbeError", "Refused", "WorkerLost"]
+__all__ = [
+    "NonFiniteUpdates",
+    "ProbeError",
+    "Refused",
+    "SecondDerivativeError",
+    "Terminated",
+    "WorkerLost",
+    "WrongLossNames",
+]

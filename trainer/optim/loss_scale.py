@@ -15,7 +15,7 @@ class LossScale:
     """
 
     def __init__(self, model, make_variable):
-        self.active = any(_computes_in_float16(layer) for layer in all_layers(model))
+        self.active = needs_loss_scale(model)
         self._scale = self._good = None
         if self.active:
             self._scale = make_variable(np.float32(INITIAL), "loss_scale")
@@ -46,5 +46,6 @@ class LossScale:
         return True
 
 
-def _computes_in_float16(layer):
-    return getattr(layer, "compute_dtype", None) == "float16"
+def needs_loss_scale(model):
+    """Whether a layer of the model computes in float16."""
+    return any(getattr(layer, "compute_dtype", None) == "float16" for layer in all_layers(model))

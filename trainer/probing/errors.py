@@ -26,7 +26,7 @@ def check_layer(layer, name):
         raise ProbeError(
             f"The layer {name!r} ({type(layer).__name__}) has an `inner_loop` of its own, which a probed "
             "update would replace. Put the computation of one time step into a cell, or write the loop with "
-            "`trainer.probing.recurrent_loop`, or use `probe` inside it and leave the layer out of the "
+            "`looptape.recurrent_loop`, or use `probe` inside it and leave the layer out of the "
             "session."
         )
 

@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from looptape.trainer.optim import fused_kernels
+from looptape.trainer.optim.loss_scale import needs_loss_scale
 from looptape.trainer.optim.optimizer_groups import OptimizerGroup, takes_any_size
 from looptape.trainer.step.forward.loss_weights import refuse_metrics_named_like_losses
 from looptape.trainer.step.gradients import combination, stages
@@ -31,26 +32,31 @@ class Pipeline:
     """
 
     def __init__(self, owner, optimizer, combiner):
-        self._owner, self.optimizer = owner, optimizer
+        self._owner, self.optimizer, self._combiner = owner, optimizer, combiner
         self.own_stages = OwnStages(owner.stages, owner.make_variable)
         self.averages = None  # of `averaged_variables`, with `ema_decay`
         self.averaged_variables = []
         self.last = None  # the numbers of the latest update, for the error if they are not finite
-        self.stages = [stage for stage in self._list(combiner) if stage is not None]
 
-    def _list(self, combiner):
+    @property
+    def stages(self):
+        """The list of stages of the next update: what the trainer asks for may change with the step."""
+        return [stage for stage in self._list() if stage is not None]
+
+    def _list(self):
         """Yields the stages, and None in the place of those that are not wanted."""
-        owner = self._owner
+        owner, combiner = self._owner, self._combiner
         compiled = "eager" if owner.run_eagerly else "XLA" if owner.jit_compile else "traced"
         parts = f"{owner.micro_batches} micro-batch(es), {compiled}: forward, losses, {_passes(owner, combiner)}"
         yield UpdateStage(parts, "sum")
-        if owner.loss_scale is not None and owner.loss_scale.active:
+        if needs_loss_scale(owner.model):
             yield UpdateStage("loss scaling for float16", "sum")
         if owner.replicas > 1:
             yield UpdateStage(f"sum over {owner.replicas} replicas", "sum")
         yield UpdateStage(f"combination by {type(combiner).__name__}", "sum")
-        check = f"finite check (an update that fails is skipped; {owner.max_skipped} in a row stop the run)"
-        yield UpdateStage(check, "check")
+        yield UpdateStage(f"finite check ({_when_nonfinite(owner)})", "check")
+        if owner.on_spike != "ignore":
+            yield UpdateStage(f"spike guard ({_when_spiked(owner)})", "check")
         if owner.clip_norm is not None:
             clip = lambda gradients, norm: stages.clip(gradients, norm, owner.clip_norm)  # noqa: E731
             yield UpdateStage(f"clip to a global norm of {owner.clip_norm:g}", "limit", clip)
@@ -149,6 +155,24 @@ def _advance(combiner, combined, losses_after):
     if losses_after is not None:
         before, present, _ = combined.seen
         combiner.advance_after(before, losses_after(), present)
+
+
+def _when_nonfinite(owner):
+    if owner.on_nonfinite == "raise":
+        return "an update that fails is not applied and stops the run"
+    then = "stop the run" if owner.on_nonfinite == "skip" else "return the run to its last good checkpoint"
+    return f"an update that fails is skipped; {owner.max_skipped} in a row {then}"
+
+
+def _when_spiked(owner):
+    limit = f"above {owner.spike_threshold:g} deviations from the median of {owner.spike_window} updates"
+    then = {
+        "record": "an update is recorded, then applied",
+        "skip": "an update is skipped",
+        "raise": "an update is not applied and stops the run",
+        "restore": "the run returns to its last checkpoint",
+    }
+    return f"{limit} {then.get(owner.on_spike, owner.on_spike)}"
 
 
 def _kinds(optimizer):
