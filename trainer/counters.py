@@ -23,6 +23,43 @@ class Counters:
     probed: int = 0  # probed updates written
     divisions: int = 1  # micro-batches that a batch is divided into, with accumulation_steps="auto"
 
+    def made(self, updates=1):
+        """Counts updates."""
+        self.step += updates
+
+    def read_step(self, variable):
+        """Takes the number of updates from the variable that counts them."""
+        self.step = int(variable.numpy())
+
+    def return_to(self, step):
+        """Counts on from a step that was counted before."""
+        self.step = step
+
+    def end_pass(self):
+        self.epoch += 1
+
+    def end_round(self):
+        self.rounds += 1
+
+    def write_probes(self):
+        self.probed += 1
+
+    def went_back(self):
+        self.restores += 1
+
+    def divide(self, parts):
+        """Notes into how many micro-batches each batch is divided."""
+        self.divisions = parts
+
+    def improves(self, score):
+        """Whether a score is better than all before; keeps it then."""
+        better = score < self.best_loss
+        self.best_loss = score if better else self.best_loss
+        return better
+
+    def forget_best(self):
+        self.best_loss = math.inf
+
     def state(self):
         """All but the step, which names the checkpoint, as JSON can hold it."""
         numbers = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[2:]}

@@ -206,7 +206,7 @@ class Engine:
 
     def open_window(self, batch):
         """The batch inside a window. Recurrent layers continue with their states unless its sequences begin."""
-        self.carrying.begins = batch.begins if isinstance(batch, Window) else None
+        self.carrying.begin(batch.begins if isinstance(batch, Window) else None)
         return batch.batch if isinstance(batch, Window) else batch
 
     def end_update(self, outputs, batch):

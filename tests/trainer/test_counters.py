@@ -42,6 +42,17 @@ def test_what_an_earlier_checkpoint_lacks_and_what_is_kept():
     assert (found.step, found.epoch, found.restores, found.probed) == (3, 9, 2, 0)
 
 
+def test_each_event_changes_its_own_counter():
+    found = Counters(Skips(), step=5)
+    found.made(3), found.end_pass(), found.end_round(), found.write_probes(), found.went_back(), found.divide(4)
+    numbers = (found.step, found.epoch, found.rounds, found.probed, found.restores, found.divisions)
+    assert numbers == (8, 1, 1, 1, 1, 4)
+    assert [found.improves(score) for score in (0.5, 0.7, 0.5, 0.4, math.nan)] == [True, False, False, True, False]
+    assert found.best_loss == 0.4
+    found.forget_best()
+    assert found.improves(9.0)
+
+
 @pytest.mark.parametrize("phases", [{0: 1}, {0: 2, 3: 5}, {0: 4, 2: 1, 7: 3}], ids=str)
 def test_phases_against_a_loop_over_updates(phases):
     def by_hand(step, batches):

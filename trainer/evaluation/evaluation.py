@@ -48,7 +48,16 @@ class Evaluation:
         self._updated = {}  # {metric: whether a batch moves its variables}, as the latest trace found it
         self._shown = set()  # metrics that the present evaluation has updated
         self._batches_per_second = None
-        self.between_calls = None  # a function that may end an evaluation by an exception
+        self._between_calls = None  # a function that may end an evaluation by an exception
+
+    @contextlib.contextmanager
+    def interrupted_by(self, check):
+        """A context in which `check` is called between the traced calls: it may end an evaluation by an exception."""
+        self._between_calls = check
+        try:
+            yield
+        finally:
+            self._between_calls = None
 
     def evaluate(self, dataset, steps=None, batch_size=32):
         """{result: number} of a dataset, or of several by their names; see `Trainer.evaluate`."""
@@ -151,8 +160,8 @@ class Evaluation:
             if made < count:
                 break
             self._batches_per_second = made / max(time.monotonic() - started, 1e-6)
-            if self.between_calls is not None:
-                self.between_calls()
+            if self._between_calls is not None:
+                self._between_calls()
         if not done:
             raise ValueError("There is nothing to evaluate: the dataset has no batch.")
         return self._layouts[layout]

@@ -57,19 +57,15 @@ class TruncationBias:
     @contextlib.contextmanager
     def _anew(self):
         """A context in which stateful layers, too, begin with the batch if the trainer cuts it into windows."""
-        carrying = self._owner.carrying
-        kept, carrying.begins = carrying.begins, tf.constant(True) if self._owner.bptt_updates else None
-        try:
-            with carrying.running():
-                yield
-        finally:
-            carrying.begins = kept
+        carrying, begins = self._owner.carrying, tf.constant(True) if self._owner.bptt_updates else None
+        with carrying.beginning(begins), carrying.running():
+            yield
 
     def _gradient(self, batch, window):
         """The gradient of the weighted sum of the losses' means, times the loss scale, as one vector, in float32."""
         owner, scale = self._owner, self._owner.loss_scale.value()
         scale = 1.0 if scale is None else scale
-        owner.steering.eager = tf.executing_eagerly()
+        owner.steering.begin_forward()
         sources = [raw(variable) for variable in owner.trainable_variables]
         hook = owner.hook("compute_losses")
         with owner.steering.cutting(window), tf.GradientTape(watch_accessed_variables=False) as tape:

@@ -118,7 +118,7 @@ class CallbackBridge:
     def epoch_end(self, logs):
         self._last_logs = {**logs, **self._validation}
         self._list.on_epoch_end(self._trainer.counters.rounds, self._last_logs)
-        self._trainer.counters.rounds += 1
+        self._trainer.counters.end_round()
 
     def evaluated(self, results):
         self._list.on_test_begin()

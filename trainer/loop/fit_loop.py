@@ -1,6 +1,5 @@
 """The host's loop: runs the traced update until the next log row, evaluation or checkpoint is due."""
 
-import math
 import os
 import time
 
@@ -157,7 +156,7 @@ class Fitting:
         trainer_state.restore_callbacks(self._trainer, host, self._callbacks)
         trainer_state.restore_windows(loop["windows"], self._log_window, self._epoch_window)
         if not self._best.restore(loop["best"], loop.get("best_by")):
-            self._trainer.counters.best_loss = math.inf
+            self._trainer.counters.forget_best()
         self._last_logged, self._last_evaluated = loop["last_logged"], loop["last_evaluated"]
         self._chores = list(loop["chores"])
         if loop["epoch_open"]:
@@ -245,7 +244,7 @@ class Fitting:
         finally:
             self._source.advance((trainer.counters.step - begin) * each)
         if count:
-            self._agenda.measure(trainer.counters.step - begin, time.monotonic() - started)
+            trainer.calls.note_speed(trainer.counters.step - begin, time.monotonic() - started)
         self._files.poll()
         if short is not None:
             self._files.wait()
@@ -290,7 +289,7 @@ class Fitting:
             if not self._totals.reached():
                 raise ValueError(self._totals.too_short(trainer.counters.step))
             return
-        trainer.counters.epoch += 1
+        trainer.counters.end_pass()
         source.restart()
 
     # ---- What is due.
@@ -321,18 +320,13 @@ class Fitting:
         trainer, step = self._trainer, self._trainer.counters.step
         if self._last_evaluated == step:
             return
-        trainer.evaluation.between_calls = lambda: self._check(watch)
-        try:
+        with trainer.evaluation.interrupted_by(lambda: self._check(watch)):
             results = trainer.trainer.evaluate(self._eval_dataset, **self._eval_options)
-        finally:
-            trainer.evaluation.between_calls = None
         self._last_evaluated = step
         self._callbacks.evaluated(results)
         score = self._best.see(step, results)
-        if self._workdir is not None and score < trainer.counters.best_loss:
-            trainer.counters.best_loss = score
-            if trainer.workers.is_chief:
-                export.export_best(trainer, self._workdir, self._eval_options["averaged"])
+        if self._workdir is not None and trainer.counters.improves(score) and trainer.workers.is_chief:
+            export.export_best(trainer, self._workdir, self._eval_options["averaged"])
         tags = trainer.evaluation.tags
         values = {tags.get(name, name): value for name, value in results.items()}
         # With the latest horizons: TensorBoard's HParams tab takes its metrics from this run alone.

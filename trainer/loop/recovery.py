@@ -51,7 +51,7 @@ def handle_spike(trainer, source, rows, spiked, observed):
     logging.warning("%s", spike.text)
     if policy == "record":
         return trainer.calls.let_through(spiked, parts, source.dataset.element_spec, observed)
-    trainer.counters.skips.total += 1
+    trainer.counters.skips.count_spike()
     in_a_row = spikes.in_a_row(trainer.health_log.spikes)
     if in_a_row >= trainer.max_skipped:
         raise NonFiniteUpdates(
@@ -64,7 +64,7 @@ def handle_spike(trainer, source, rows, spiked, observed):
 
 def hold_batches(trainer, source):
     """Sees to it that the batch of an update that does not fit into memory can be had once more."""
-    trainer.calls.holding = trainer.division.auto and not source.can_refetch()
+    trainer.calls.hold(trainer.division.auto and not source.can_refetch())
 
 
 def repeat(trainer, source, short, run):
@@ -105,9 +105,9 @@ def go_back(trainer, source, files, rows, error):
     if found is None:
         return None
     step, host = found
-    trainer.counters.restores += 1
+    trainer.counters.went_back()
     files.rewind(step, host)
-    trainer.health_log.spikes = spikes_so_far
+    trainer.health_log.keep_spikes(spikes_so_far)
     if error.spike is not None:
         trainer.health_log.write_spike(rows, step, error.spike)
     logging.warning(

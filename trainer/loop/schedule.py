@@ -93,14 +93,6 @@ class Agenda:
         every = self._trainer.bptt_compare_every
         return bool(every) and (self._trainer.counters.step + 1) % every == 0
 
-    def measure(self, done, seconds):
-        """Notes how long a call took, by which the next one is made as long as it may be."""
-        if done and seconds > 0:
-            rate = done / seconds
-            known = self._trainer.calls.updates_per_second
-            # The first call includes what TensorFlow does once; a slow call must shorten the next at once.
-            self._trainer.calls.updates_per_second = rate if known is None or rate < known else 0.5 * (known + rate)
-
     def chores(self, done, ended, save_due, keeping_best):
         """Names of the actions that are due after the latest updates, in order.
 

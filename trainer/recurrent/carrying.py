@@ -24,18 +24,28 @@ class Anew(NamedTuple):
 class Carrying:
     """Keeps the final states of every recurrent layer, as Keras variables that the forward pass assigns.
 
-    `begins` is set while an update is traced: where sequences begin, see `data.windows.Window`. None: the trainer
-    carries nothing.
-
     Args:
         replicas: among which the rows of a batch are divided, in equal parts.
     """
 
     def __init__(self, replicas=1):
-        self.begins = None
+        self._begins = None
         self._replicas = replicas
         self._kept: dict = {}  # {id(layer): (the layer, [variable per state])}
         self.wanted: dict = {}  # {id(layer): (the layer, [specification per state])}, for `make`
+
+    def begin(self, begins):
+        """Says where sequences begin in the batch being traced, see `data.windows.Window`; None: nothing is carried."""
+        self._begins = begins
+
+    @contextlib.contextmanager
+    def beginning(self, begins):
+        """As `begin`, while this lasts."""
+        kept, self._begins = self._begins, begins
+        try:
+            yield
+        finally:
+            self._begins = kept
 
     @contextlib.contextmanager
     def running(self, replica=None):
@@ -44,8 +54,8 @@ class Carrying:
         Args:
             replica: the number of the replica whose rows these are, or None for all rows.
         """
-        idle = self.begins is None and replica is None
-        keeper = _Keeper(self, self.begins, replica, self._replicas)
+        idle = self._begins is None and replica is None
+        keeper = _Keeper(self, self._begins, replica, self._replicas)
         with contextlib.nullcontext() if idle else active.keeping(keeper):
             yield
 

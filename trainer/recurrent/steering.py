@@ -24,15 +24,13 @@ class Steering:
         actions: a sequence of actions for every recurrent layer, or {layer: sequence}.
         hook: `(layer, t, gradient) -> gradient`, called after the actions for each state; or None.
         window: cut the gradient every so many time steps, before all other actions; or None.
-
-    Attributes: `eager`, whether the forward pass that is about to run is not traced; whoever runs it says so.
     """
 
     def __init__(self, actions=(), hook=None, window=None):
         self._actions = check_actions(actions)
         self._hook = hook
         self._window = () if window is None else (Cut(every=window),)
-        self.eager = False
+        self._eager = False  # whether the forward pass that is about to run is not traced
         self.step = np.int64(0)
         self.units = 1.0
         self.is_paused = False
@@ -42,13 +40,17 @@ class Steering:
     def __bool__(self):
         return bool(self._actions or self._hook or self._window)
 
+    def begin_forward(self):
+        """Notes whether the forward pass that is about to run is traced. Called by whoever runs it."""
+        self._eager = tf.executing_eagerly()
+
     def set(self, step, units):
         """Sets the number of updates made and the units of the limits for the backward passes that follow."""
         self.step, self.units = step, units
 
     def now(self):
         """(step, units) of the backward pass that is computed."""
-        if not self.eager or tf.executing_eagerly() or internals.in_xla():
+        if not self._eager or tf.executing_eagerly() or internals.in_xla():
             return self.step, self.units
         # An eager update traces a loop, also backwards, before `set` is called. The values are read when it runs.
         read = tf.numpy_function(

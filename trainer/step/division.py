@@ -54,7 +54,7 @@ class Division:
                 "into memory. Use a smaller model, shorter sequences, or `recurrent_memory='sqrt'`."
             )
             raise error
-        self._owner.counters.divisions = min(2 * self.count, rows)
+        self._owner.counters.divide(min(2 * self.count, rows))
 
     @contextlib.contextmanager
     def write(self):

@@ -158,7 +158,7 @@ class MicroStep:
         )
 
     def _forward(self, batch, state_values, replica, observers=_Observers()):  # noqa: B008 (immutable)
-        self.owner.steering.eager = tf.executing_eagerly()
+        self.owner.steering.begin_forward()
         state_variables = self.owner.forward_state.variables()
         regularized = [v for v in self.variables() if getattr(v, "regularizer", None) is not None]
         # Keras looks regularized variables up in the scope and finds nothing there unless they are mapped.

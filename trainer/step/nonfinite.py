@@ -61,6 +61,10 @@ class Skips:
                 parts,
             )
 
+    def count_spike(self):
+        """Notes that an update was skipped as a spike, which is finite."""
+        self.total += 1
+
     def state(self):
         """As JSON can hold it, for a checkpoint."""
         row = self.in_a_row if self.follow else 0

@@ -42,10 +42,10 @@ class TrainCalls:
         self._undo = Undo(owner)
         self._asking = False  # before each update the workers ask each other whether their data have ended
         self.checksum = 0  # of the first batch of the latest call, where several workers compare them
-        self.holding = False  # each batch is kept until its update is made
+        self._holding = False  # each batch is kept until its update is made
         self.traces = 0
         self.probed_traces = 0
-        self.updates_per_second = None  # kept by `fit`
+        self.updates_per_second = None  # see `note_speed`
 
     def prepare(self, iterator, own_rows=False, counted=True):
         """Traces the update, which creates every variable it uses: a call with no update to make.
@@ -120,7 +120,7 @@ class TrainCalls:
         while owner.counters.step < target:
             parts, many = None, 1 if self._undo.wanted else target - owner.counters.step
             self._undo.take()
-            if self._owner.counters.skips.follow or self.holding:
+            if self._owner.counters.skips.follow or self._holding:
                 # The next update may be one skip too many, or not fit into memory: keep its data.
                 parts = [batch for _, batch in zip(range(owner.accumulation_steps), iterator, strict=False)]
                 with keeping(parts):
@@ -129,9 +129,9 @@ class TrainCalls:
             else:
                 status = self._call(iterator, many)
             if status == _DONE:
-                owner.counters.step += many
+                owner.counters.made(many)
                 continue
-            owner.counters.step = int(owner.step.numpy())
+            owner.counters.read_step(owner.step)
             if status == _UNEVEN:
                 raise owner.workers.uneven()
             if status == _ENDED:
@@ -151,7 +151,7 @@ class TrainCalls:
             observed = functools.partial(self._observed_update, probing, examining)
             self._observed_functions[key] = observed if self._owner.run_eagerly else traced(observed)
         function, parts = self._observed_functions[key], None
-        if self.holding or self._asking:
+        if self._holding or self._asking:
             parts = [next(iterator, None)]
             if not self._all_have(parts[0] is not None):
                 return True, None
@@ -160,10 +160,21 @@ class TrainCalls:
         with keeping(parts):
             status, reports, *checksum = self._guarded(lambda: self._until_traced(lambda: function(iterator)))
         self.checksum = int(checksum[0]) if checksum else self.checksum
-        self._owner.counters.step = int(self._owner.step.numpy())
+        self._owner.counters.read_step(self._owner.step)
         if status == _NONFINITE:
             self._skip(reports=reports)
         return status == _ENDED, reports
+
+    def hold(self, whether):
+        """Keeps each batch until its update is made, or no longer does."""
+        self._holding = whether
+
+    def note_speed(self, done, seconds):
+        """Notes how long a call of `fit` took, by which the next one is made as long as it may be."""
+        if done and seconds > 0:
+            rate, known = done / seconds, self.updates_per_second
+            # The first call includes what TensorFlow does once; a slow call must shorten the next at once.
+            self.updates_per_second = rate if known is None or rate < known else 0.5 * (known + rate)
 
     def take(self, iterator):
         """(an iterator of the data of the next update, the same data as a list): to look at them before. Eager."""
@@ -214,13 +225,13 @@ class TrainCalls:
         try:
             return self._ended(call)
         except tf.errors.ResourceExhaustedError as error:
-            owner.counters.step = int(owner.step.numpy())
+            owner.counters.read_step(owner.step)
             owner.ledger.receive(owner.ledger.drain())
             owner.hook_state.put_back()
             raise owner.division.ran_out(error) from None
         except BaseException:
             with contextlib.suppress(tf.errors.OpError):  # a lost worker's step cannot be read
-                owner.counters.step = int(owner.step.numpy())
+                owner.counters.read_step(owner.step)
             raise
 
     def _ended(self, call):
@@ -342,7 +353,7 @@ class TrainCalls:
         if minimizer is not None:
             self._undo.give()
         owner.step.assign(step + 1)
-        owner.counters.step = step + 1
+        owner.counters.made()
         if minimizer is not None:
             raise SpikedUpdate(step, spikes[minimizer], minimizer, parts, reports)
         owner.counters.skips.count(step, parts)
@@ -354,7 +365,7 @@ class TrainCalls:
         """
         owner = self._owner
         owner.step.assign(spike.step)
-        owner.counters.step = spike.step
+        owner.counters.return_to(spike.step)
         guards = [minimizer.spikes for minimizer in owner.minimizers.values()]
         for guard in guards:
             guard.let_pass(True)

@@ -233,6 +233,10 @@ class HealthLog:
             "spikes": [dataclasses.asdict(spike) for spike in self.spikes],
         }
 
+    def keep_spikes(self, spikes):
+        """Lists these spikes: a run that goes back to a checkpoint still knows those that led to it."""
+        self.spikes = spikes
+
     def restore(self, state):
         """Takes what `state` gave; a checkpoint of an earlier version has none of it."""
         if state is None:

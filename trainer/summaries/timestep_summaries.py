@@ -28,7 +28,7 @@ class TimestepLog:
         if not reports:
             return
         values, self.latest, self.horizons = [], {}, {}
-        self._owner.counters.probed += 1
+        self._owner.counters.write_probes()
         for name, report in reports.items():
             minimizer = self._owner.minimizers[name]
             prefix = f"{name}/" if name else ""

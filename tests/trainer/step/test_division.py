@@ -118,7 +118,7 @@ def test_the_search_for_a_learning_rate_divides_its_batches_too():
 def test_data_whose_position_can_be_saved_are_fetched_again_at_full_speed():
     trainer = make(3)
     fit(trainer, 4)
-    assert not trainer._engine.calls.holding
+    assert not trainer._engine.calls._holding
 
 
 def test_the_division_is_kept_in_the_checkpoint(tmp_path):

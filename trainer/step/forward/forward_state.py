@@ -50,6 +50,9 @@ class Tracing(threading.local):
         self.health = {}  # of examined updates, by minimizer
         self.features = None  # where `share` reports to, see `gradients.shared_features`
 
+    def share_to(self, features):
+        self.features = features
+
 
 class StateDiscovered(Exception):
     """The forward pass assigned unknown variables: the trace starts again with them. Internal."""

@@ -123,7 +123,7 @@ class Factors:
 def collecting(owner, features):
     """A context in which `share`, and the layer named by `shared_features`, report to `features`."""
     layer = None if owner.shared_features is None else _layer(owner)
-    owner.tracing.features = features
+    owner.tracing.share_to(features)
     if layer is not None:
         call = layer.call
         share = owner.trainer.share
@@ -131,7 +131,7 @@ def collecting(owner, features):
     try:
         yield
     finally:
-        owner.tracing.features = None
+        owner.tracing.share_to(None)
         if layer is not None:
             layer.__dict__.pop("call", None)
 
