@@ -78,19 +78,55 @@ def between(versions):
     return f">={'.'.join(map(str, last))},<{newest[0]}.{newest[1] + 1}"
 
 
-def built(directory):
-    """(wheel, sdist) of a copy of what git holds, without network access."""
+def built(directory, hooks=("build_wheel", "build_sdist")):
+    """[wheel, sdist] of a copy of what git holds, without network access."""
     source = directory / "source"
     source.mkdir()
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
     subprocess.run(["tar", "x", "-C", str(source)], input=archive, check=True)
-    for hook in ("build_wheel", "build_sdist"):
+    for hook in hooks:
         code = f"from setuptools import build_meta; build_meta.{hook}({str(directory / 'built')!r})"
         (directory / "built").mkdir(exist_ok=True)
         done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
-    [wheel], [sdist] = ((directory / "built").glob(kind) for kind in ("*.whl", "*.tar.gz"))
-    return wheel, sdist
+    endings = {"build_wheel": "*.whl", "build_sdist": "*.tar.gz"}
+    return [next((directory / "built").glob(endings[hook])) for hook in hooks]
+
+
+def test_a_wheel_holds_what_its_modules_import(tmp_path):
+    """In its smallest form: what needs no TensorFlow is imported from the unpacked wheel beside foreign modules."""
+    [wheel] = built(tmp_path, ["build_wheel"])
+    zipfile.ZipFile(wheel).extractall(tmp_path / "unpacked")
+    modules = "looptape.dashboard.plugin, looptape.experiments.tools.sweep, looptape._command"
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'unpacked')!r}); import looptape, {modules}; "
+    code += "print(looptape.__file__, *sorted({'tensorflow', 'keras'} & set(sys.modules)))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=foreign_project(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == [str(tmp_path / "unpacked" / "looptape" / "__init__.py")]
+
+
+@pytest.mark.long
+def test_the_dependencies_of_a_wheel_can_be_resolved(tmp_path):
+    """In an empty environment, to versions that docs/versions.md names; reads metadata and installs nothing."""
+    [wheel] = built(tmp_path, ["build_wheel"])
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--only-binary=:all:"]
+
+    def resolved(*what):
+        report = tmp_path / "report.json"
+        command = [*pip, "--retries=0", "--timeout=15", f"--report={report}", *map(str, what)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        found = json.loads(report.read_text())["install"] if done.returncode == 0 else []
+        return {each["metadata"]["name"].lower(): each["metadata"]["version"] for each in found}, done.stderr
+
+    if not resolved("--no-deps", "packaging")[0]:
+        pytest.skip("the package index cannot be reached")
+    found, errors = resolved(wheel)
+    assert {"looptape", "tensorflow", "keras", "numpy"} <= set(found), errors[-2000:]
+    table = re.findall(r"^\| (\d[\d.]*) \| (\d[\d.]*) \| (\d[\d.]*) \| (\d[\d.]*) \|", VERSIONS.read_text(), re.M)
+    for column, package in ((1, "tensorflow"), (2, "keras")):
+        tried = {row[column].rsplit(".", 1)[0] for row in table}
+        assert found[package].rsplit(".", 1)[0] in tried, (package, found[package], tried)
 
 
 def environment_with(distribution, directory):
