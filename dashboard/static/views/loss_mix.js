@@ -97,7 +97,9 @@ function drawChart(chart, width, colours) {
   const context = prepareCanvas(chart.canvas, width, HEIGHT);
   const { steps, stacks, cells } = chart;
   const bottom = HEIGHT - MARGIN.bottom;
-  const x = linear(steps[0], Math.max(steps[steps.length - 1], steps[0] + 1), MARGIN.left, width - MARGIN.right);
+  const shown = [steps[0], steps[steps.length - 1], ...chart.conflict.map(([step]) => step)];
+  const first = Math.min(...shown);
+  const x = linear(first, Math.max(...shown, first + 1), MARGIN.left, width - MARGIN.right);
   const y = linear(Math.min(0, stacks.low), Math.max(1, stacks.high), bottom, MARGIN.top);
   chart.x = x;
   chart.losses.forEach((_, i) => {

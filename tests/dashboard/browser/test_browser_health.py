@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tensorboard.compat.proto import summary_pb2
 
-from looptape.dashboard import health_rows
+from looptape.dashboard import health_rows, report
 from tests.dashboard import boards
 from tests.dashboard.browser import browsing
 from tests.dashboard.event_files import RunWriter
@@ -262,6 +262,16 @@ VIEWS = {
     "credit": {"runs": [CALM], "panel": "credit", "mode": "absolute"},
     "bare": {"runs": [PLAIN]},
 }
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_axe_finds_nothing_in_a_report(page, tmp_path, width):
+    write_runs(tmp_path / "runs")
+    saved = report.Report([tmp_path / "runs" / name for name in ("calm", "stuck", "plain")]).save(tmp_path / "report.html")
+    with page.screen(width, "light"):
+        page.browser.get(saved.as_uri())
+        assert page.violations() == []
+    page.browser.get("about:blank")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
