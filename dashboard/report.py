@@ -43,8 +43,9 @@ figure { margin: 0; } figcaption { font-size: 12px; color: #59626d; max-width: 3
 img { width: 340px; image-rendering: pixelated; border: 1px solid #b9c0c9; background: #fff; }
 .dot { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 6px; }
 .try { color: #59626d; } a { color: inherit; } .overview td:nth-child(3) { white-space: nowrap; }
-@media (max-width: 640px) { table, tbody, tr, th, td { display: block; } tr { padding: 5px 0; border-bottom: 1px solid #dde2e8; }
-th, td { border: 0; padding: 1px 0; white-space: normal; } .overview tr:first-child { display: none; } img { width: 100%; } }
+@media (max-width: 640px) { table, tbody, tr, th, td { display: block; } .overview tr:first-child { display: none; }
+tr { padding: 5px 0; border-bottom: 1px solid #dde2e8; } th, td { border: 0; padding: 1px 0; white-space: normal; }
+img { width: 100%; } }
 """
 
 

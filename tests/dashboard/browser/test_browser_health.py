@@ -267,7 +267,8 @@ VIEWS = {
 @pytest.mark.parametrize("width", [1440, 390])
 def test_axe_finds_nothing_in_a_report(page, tmp_path, width):
     write_runs(tmp_path / "runs")
-    saved = report.Report([tmp_path / "runs" / name for name in ("calm", "stuck", "plain")]).save(tmp_path / "report.html")
+    runs = [tmp_path / "runs" / name for name in ("calm", "stuck", "plain")]
+    saved = report.Report(runs).save(tmp_path / "report.html")
     with page.screen(width, "light"):
         page.browser.get(saved.as_uri())
         assert page.violations() == []
