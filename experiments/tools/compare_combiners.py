@@ -13,6 +13,7 @@ picture are `combiners.txt` and `combiners.png` in the workdir (the picture
 needs matplotlib).
 """
 
+import math
 import os
 import statistics
 import sys
@@ -152,17 +153,28 @@ class Row(NamedTuple):
     """The results of one combiner."""
 
     title: str
-    values: dict  # {seed: metric} of the finished runs
+    values: dict  # {seed: metric} of the finished runs; NaN where a run diverged
     wins: tuple  # for each of `ALWAYS`: (seeds on which this was better, seeds that both have)
+    seeds: int  # that were asked for
+
+    @property
+    def finite(self):
+        return [value for value in self.values.values() if math.isfinite(value)]
 
     @property
     def mean(self):
-        return statistics.mean(self.values.values())
+        """The mean of all runs; NaN if one of them is not finite."""
+        return statistics.mean(self.finite) if len(self.finite) == len(self.values) else math.nan
 
 
 def compared(runs, metric, maximize):
-    """Returns [Row] from the best mean to the worst, without combiners that have no finished run."""
+    """Returns [Row] without combiners that have no finished run.
+
+    Complete ones come first, from the best mean to the worst; then those with a missing run; then those with a run
+    that is not finite.
+    """
     values: dict[str, dict[str, float]] = {}
+    seeds = {run.settings["seed"] for run in runs}
     for run in runs:
         title = Chosen(run.settings["combiner"], run.settings.get("combiner_args", "")).title
         values.setdefault(title, {})
@@ -174,21 +186,34 @@ def compared(runs, metric, maximize):
         wins = []
         for base in ALWAYS:
             both = [seed for seed in own if seed in values.get(base, {})]
-            wins.append((sum(sign * own[s] < sign * values[base][s] for s in both), len(both)))
+            wins.append((sum(better(sign * own[s], sign * values[base][s]) for s in both), len(both)))
         if own:
-            rows.append(Row(title, own, tuple(wins)))
-    return sorted(rows, key=lambda row: sign * row.mean)
+            rows.append(Row(title, own, tuple(wins), len(seeds)))
+
+    def place(row):
+        diverged = not math.isfinite(row.mean)
+        return diverged, len(row.values) < row.seeds, 0.0 if diverged else sign * row.mean
+
+    return sorted(rows, key=place)
+
+
+def better(value, other):
+    """Whether a run beats another one, the smaller the better. A run that is not finite beats none."""
+    return math.isfinite(value) and (value < other or not math.isfinite(other))
 
 
 def table(rows, runs, metric):
-    """Returns the table: means, ranges, and on how many seeds each combiner beat the plain sum and random weights."""
+    """Returns the table: runs, means, ranges, and how often each combiner beat the plain sum and random weights."""
     width = max([len(row.title) for row in rows] + [8])
-    lines = [f"{'combiner':{width}}  {metric + ', mean':>14}  {'lowest':>9}  {'highest':>9}  beats sum  beats random"]
+    head = f"{'combiner':{width}}  {'runs':>7}  {metric + ', mean':>14}  {'lowest':>9}  {'highest':>9}"
+    lines = [f"{head}  beats sum  beats random"]
     for row in rows:
         cells = [
             "-" if row.title == base else f"{won} of {both}" for base, (won, both) in zip(ALWAYS, row.wins, strict=True)
         ]
-        numbers = f"{row.mean:>14.5g}  {min(row.values.values()):>9.4g}  {max(row.values.values()):>9.4g}"
+        count = f"{len(row.values)} of {row.seeds}"
+        lowest, highest = (pick(row.finite, default=math.nan) for pick in (min, max))
+        numbers = f"{count:>7}  {row.mean:>14.5g}  {lowest:>9.4g}  {highest:>9.4g}"
         lines.append(f"{row.title:{width}}  {numbers}  {cells[0]:>9}  {cells[1]:>12}")
     failed = [run for run in runs if metric not in run.results]
     lines += [f"not finished: {run.name}  ({run.ending or 'not run'}; {run.log})" for run in failed]
@@ -196,11 +221,19 @@ def table(rows, runs, metric):
 
 
 def verdict(rows):
-    """Returns one sentence: which combiners beat both baselines on every seed."""
+    """Returns what the runs show: which combiners beat both baselines on every seed, if the baselines have all runs."""
+    whole = {row.title for row in rows if len(row.values) == row.seeds}
+    missing = [base for base in ALWAYS if base not in whole]
+    if missing:
+        return f"No conclusion: runs of {' and '.join(missing)} are missing. Start the command again to run them."
     others = [row for row in rows if row.title not in ALWAYS]
-    sure = [row.title for row in others if all(won == both > 0 for won, both in row.wins)]
+    sure = [row.title for row in others if all(won == row.seeds for won, _ in row.wins)]
+    part = [row.title for row in others if row.title not in whole]
+    rest = f" Not judged, because runs are missing: {', '.join(part)}." if part else ""
     if sure:
-        return f"Better than the plain sum and random weights on every seed: {', '.join(sure)}."
+        return f"Better than the plain sum and random weights on every seed: {', '.join(sure)}.{rest}"
+    if rest:
+        return f"None with all runs is better than both the plain sum and random weights on every seed.{rest}"
     return "None is better than both the plain sum and random weights on every seed: fixed weights are enough here."
 
 
@@ -213,10 +246,11 @@ def draw(rows, metric, path):
     for place, row in enumerate(reversed(rows)):
         colour = "#777777" if row.title in ALWAYS else "#0072B2"
         axes.plot(list(row.values.values()), [place] * len(row.values), "o", color=colour, alpha=0.5, markersize=5)
-        axes.plot([row.mean, row.mean], [place - 0.3, place + 0.3], color=colour, linewidth=2)
+        if math.isfinite(row.mean):
+            axes.plot([row.mean, row.mean], [place - 0.3, place + 0.3], color=colour, linewidth=2)
     for base in ALWAYS:
         for row in rows:
-            if row.title == base:
+            if row.title == base and math.isfinite(row.mean):
                 axes.axvline(row.mean, color="#777777", linewidth=0.8, linestyle="--" if base == ALWAYS[0] else ":")
     axes.set_yticks(range(len(rows)), [row.title for row in reversed(rows)])
     axes.set_xlabel(f"{metric}: a dot for each seed, a line for the mean; dashed: plain sum, dotted: random weights")

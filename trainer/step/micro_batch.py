@@ -150,7 +150,8 @@ class MicroStep:
     # ---- The forward pass.
 
     def _observers(self, batch, tape):
-        comparing = self.backward.per_loss and self.combiner.gradients_every
+        # Combiners in turns compare gradients of weights: `Features.check` refuses features.
+        comparing = (self.backward.per_loss and self.combiner.gradients_every) or self.combiner.in_turns
         return _Observers(
             probe_report.open_session(self.owner, batch, tape) if "probes" in self.reports else None,
             shared_features.Features(tape, self.backward is Backward.CUT) if comparing else None,

@@ -189,14 +189,14 @@ class GradientBalance(StatisticsCombiner):
         )
 
     def measure(self, gradients):
-        """Returns [3, K]: max and mean absolute value over the weight matrices, and norm over all variables."""
+        """Returns [3, K] float64: max and mean absolute value over the weight matrices, and norm over all variables."""
         return tf.stack([gradient_statistics(row) for row in gradients], axis=1)
 
     def balanced(self, losses, moving, measured):
         numerator = measured[STATISTIC_ROW[self.statistic][0]]
         denominator = measured[STATISTIC_ROW[self.statistic][1]]
         if self.statistic == "max_mean":
-            denominator *= self.balance
+            denominator *= tf.cast(self.balance, denominator.dtype)
         live = moving & (denominator > 0)
         reference = self._reference()
         weights = gradient_balance(numerator, denominator, live, reference)
@@ -214,7 +214,7 @@ STATISTIC_ROW = {"max_mean": (0, 1), "mean_mean": (1, 1), "norm": (2, 2)}
 
 
 def gradient_balance(numerator, denominator, live, reference):
-    """stat(reference) / stat(g_i) for the live losses, 1 for the reference itself.
+    """stat(reference) / stat(g_i) in float32 for the live losses, 1 for the reference itself.
 
     `reference` is an index, or None for the mean over the live losses.
 
@@ -222,24 +222,28 @@ def gradient_balance(numerator, denominator, live, reference):
     >>> gradient_balance(stat, stat, tf.constant([True, True]), 0).numpy().tolist()
     [1.0, 3.0]
     """
-    mask = tf.cast(live, tf.float32)
-    safe = tf.where(live, denominator, 1.0)
+    safe = tf.where(live, denominator, tf.ones_like(denominator))
     if reference is None:
-        return tf.math.divide_no_nan(tf.reduce_sum(mask * numerator), tf.reduce_sum(mask)) / safe
+        mask = tf.cast(live, numerator.dtype)
+        own = tf.where(live, numerator, tf.zeros_like(numerator))
+        return single(tf.math.divide_no_nan(tf.reduce_sum(own), tf.reduce_sum(mask)) / safe)
     own = tf.one_hot(reference, live.shape[0], on_value=True, off_value=False)
-    return tf.where(own, 1.0, numerator[reference] / safe)
+    return single(tf.where(own, tf.ones_like(safe), numerator[reference] / safe))
 
 
 def gradient_statistics(row):
-    """Returns [3]: max, mean and norm of one loss's gradients. Variables without a gradient (None) do not count."""
+    """Returns [3] float64: max, mean and norm of one loss's gradients. Variables without one (None) do not count.
+
+    Float64 holds the squares of all float32 numbers.
+    """
     reached = [dense(g) for g in row if g is not None]
     if not reached:
-        return tf.zeros([3])
+        return tf.zeros([3], tf.float64)
     matrices = [g for g in reached if g.shape.rank >= 2] or reached
-    largest = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(g)) for g in matrices]))
-    size = tf.add_n([tf.cast(tf.size(g), tf.float32) for g in matrices])
-    mean = tf.add_n([tf.reduce_sum(tf.abs(g)) for g in matrices]) / size
-    norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in reached]))
+    largest = tf.cast(tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(g)) for g in matrices])), tf.float64)
+    size = tf.add_n([tf.cast(tf.size(g), tf.float64) for g in matrices])
+    mean = tf.add_n([tf.reduce_sum(tf.abs(tf.cast(g, tf.float64))) for g in matrices]) / size
+    norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(g, tf.float64))) for g in reached]))
     return tf.stack([largest, mean, norm])
 
 

@@ -13,7 +13,7 @@ from looptape.losses.combiners.numerics.gramian import directions
 from looptape.losses.combiners.numerics.random import uniform
 from looptape.losses.convention import require, whole
 
-EPSILON = 1e-8  # added to a loss before its logarithm
+EPSILON = 1e-30  # added to a loss before its logarithm; the paper's 1e-8 would make losses below it count less
 
 
 class GradDrop(DirectionCombiner):
@@ -130,8 +130,9 @@ def columns_of(mask, like):
 class DBMTL(BufferedCombiner):
     """Dual balancing (Lin 2023): averages gradients of the log losses over time and scales all to the longest.
 
-    Losses must be above 0. An absent loss adds nothing to that update, and its average does not change. Cost: one
-    backward pass per loss, and one buffer of the size of the gradients per loss (none with `beta=0`).
+    Losses must be above 0; their scale does not matter down to 1e-30. An absent loss adds nothing to that update, and
+    its average does not change. Cost: one backward pass per loss, and one buffer of the size of the gradients per loss
+    (none with `beta=0`).
 
     Args:
         beta: Share of the old average in the new one, in [0, 1).

@@ -39,16 +39,20 @@ def test_the_table(finished, tmp_path, capsys):
     code = compare_combiners.conclude(finished, str(tmp_path / "out"), "error", False)
     lines = capsys.readouterr().out.split("\n")
     assert code == 1  # one run failed
-    assert lines[0].split() == ["combiner", "error,", "mean", "lowest", "highest", "beats", "sum", "beats", "random"]
+    columns = ["combiner", "runs", "error,", "mean", "lowest", "highest", "beats", "sum", "beats", "random"]
+    assert lines[0].split() == columns
     assert [line.split() for line in lines[1:6]] == [
-        ["config", "1.05", "1", "1.1", "2", "of", "2", "2", "of", "2"],
-        ["weighted_sum", "2.05", "2", "2.1", "-", "2", "of", "2"],
-        ["random_weights", "3.05", "3", "3.1", "0", "of", "2", "-"],
-        ["log_sum", "9", "9", "9", "0", "of", "1", "0", "of", "1"],
-        ["mgda(normalize=l2)", "12.55", "12.5", "12.6", "0", "of", "2", "0", "of", "2"],
+        ["config", "2", "of", "2", "1.05", "1", "1.1", "2", "of", "2", "2", "of", "2"],
+        ["weighted_sum", "2", "of", "2", "2.05", "2", "2.1", "-", "2", "of", "2"],
+        ["random_weights", "2", "of", "2", "3.05", "3", "3.1", "0", "of", "2", "-"],
+        ["mgda(normalize=l2)", "2", "of", "2", "12.55", "12.5", "12.6", "0", "of", "2", "0", "of", "2"],
+        ["log_sum", "1", "of", "2", "9", "9", "9", "0", "of", "1", "0", "of", "1"],
     ]
     assert lines[6].startswith("not finished: combiner=log_sum,seed=1  (exit status 1; ")
-    assert lines[7] == "Better than the plain sum and random weights on every seed: config."
+    assert lines[7] == (
+        "Better than the plain sum and random weights on every seed: config. "
+        "Not judged, because runs are missing: log_sum."
+    )
     with open(tmp_path / "out" / "combiners.txt") as file:
         assert file.read() == "\n".join(lines[:8]) + "\n"
     with open(tmp_path / "out" / "combiners.png", "rb") as file:
@@ -57,13 +61,60 @@ def test_the_table(finished, tmp_path, capsys):
 
 def test_the_largest_may_be_the_best(finished):
     rows = compare_combiners.compared(finished, "error", maximize=True)
-    assert [row.title for row in rows][:2] == ["mgda(normalize=l2)", "log_sum"]
-    assert rows[0].wins == ((2, 2), (2, 2)) and rows[-1].wins == ((0, 2), (0, 2))
+    assert [row.title for row in rows][:2] == ["mgda(normalize=l2)", "random_weights"]
+    assert rows[0].wins == ((2, 2), (2, 2)) and rows[-2].wins == ((0, 2), (0, 2))
+    assert rows[-1].title == "log_sum"  # a run is missing
 
 
 def test_where_nobody_wins_the_verdict_says_so(finished):
-    rows = [row for row in compare_combiners.compared(finished, "error", False) if row.title != "config"]
+    rows = compare_combiners.compared(finished, "error", False)
+    rows = [row for row in rows if row.title not in ("config", "log_sum")]
     assert compare_combiners.verdict(rows).endswith("fixed weights are enough here.")
+
+
+class Result:
+    """A run of three with its result: a number, NaN where it diverged, None where it failed."""
+
+    def __init__(self, combiner, seed, value):
+        self.settings = {"combiner": combiner, "seed": seed}
+        self.name, self.ending, self.log = f"{combiner},{seed}", "exit status 1", "log"
+        self.results = {} if value is None else {"loss": value}
+
+
+def verdict_of(**values):
+    runs = [Result(name, str(seed), value) for name, own in values.items() for seed, value in enumerate(own)]
+    rows = compare_combiners.compared(runs, "loss", False)
+    compare_combiners.table(rows, runs, "loss")
+    return [row.title for row in rows], compare_combiners.verdict(rows)
+
+
+SUM, RANDOM = [2.0] * 3, [3.0] * 3
+
+
+def test_a_combiner_without_all_runs_does_not_win():
+    titles, said = verdict_of(weighted_sum=SUM, random_weights=RANDOM, config=[1.0, None, None])
+    assert titles[-1] == "config"
+    assert said.startswith("None with all runs is better") and said.endswith("runs are missing: config.")
+
+
+@pytest.mark.parametrize("missing", ["weighted_sum", "random_weights"])
+@pytest.mark.parametrize("left", [[], [3.0]])
+def test_without_a_baseline_there_is_no_conclusion(missing, left):
+    base = {"weighted_sum": SUM, "random_weights": RANDOM, missing: left + [None] * (3 - len(left))}
+    _, said = verdict_of(**base, config=[1.0] * 3)
+    assert said == f"No conclusion: runs of {missing} are missing. Start the command again to run them."
+
+
+def test_runs_that_are_not_finite_come_last_and_lose():
+    titles, said = verdict_of(
+        mgda=[float("nan"), 1.0, 1.0],
+        random_weights=[3.0, float("nan"), float("inf")],
+        config=[1.0] * 3,
+        weighted_sum=SUM,
+        upgrad=[1.0, 1.0, float("inf")],
+    )
+    assert titles[:2] == ["config", "weighted_sum"] and set(titles[2:]) == {"mgda", "random_weights", "upgrad"}
+    assert said == "Better than the plain sum and random weights on every seed: config."
 
 
 def test_a_metric_that_no_run_has(finished, tmp_path, capsys):

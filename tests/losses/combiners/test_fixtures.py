@@ -330,3 +330,33 @@ def test_gradient_balance_counts_elements_not_matrices():
     many, few = tf.ones([3, 3]), 4 * tf.ones([1, 1])
     measured = combiner.measure([[many, few], [many, None]])
     np.testing.assert_allclose(measured, [[4, 1], [1.3, 1], [5, 3]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("statistic", ["norm", "mean_mean", "max_mean"])
+@pytest.mark.parametrize("size", [1e-20, 1e-25, 1.0, 1e19, 1e30])
+def test_gradient_balance_does_not_depend_on_the_size_of_all_gradients(statistic, size):
+    combiner = losses.GradientBalance(statistic, moving_average=0.0, update_every=1, clip=None)
+    built(combiner)
+    measured = combiner.measure([[tf.constant([[3.0, 0.0]]) * size], [tf.constant([[0.0, 1.0]]) * size]])
+    combiner.advance(tf.ones([2]), None, measured)
+    expected = {"norm": [2 / 3, 2.0], "mean_mean": [1.0, 3.0], "max_mean": [1.0, 6.0]}[statistic]
+    np.testing.assert_allclose(combiner.coefficients(None, None, None), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-24])
+def test_db_mtl_does_not_depend_on_the_scale_of_all_losses(size):
+    updates = []
+    for scale in (1.0, size):
+        combiner = built(losses.DBMTL())
+        combiner.build_buffers([tf.zeros([2])])
+        rng = np.random.default_rng(0)
+        for _ in range(3):
+            rows = [[tf.constant(row * scale, tf.float32)] for row in rng.normal(size=(2, 2))]
+            values = tf.constant(rng.uniform(0.5, 2, size=2) * scale, tf.float32)
+            rewritten, kept = combiner.rewrite(rows, values, None)
+            measured = combiner.measure(rewritten)
+            used = combiner.coefficients(values, None, measured)
+            combiner.advance(values, None, measured, used)
+            combiner.remember(kept)
+        updates.append(sum(w * row[0] for w, row in zip(used, rewritten, strict=True)))
+    np.testing.assert_allclose(updates[1], updates[0], rtol=1e-4)

@@ -156,6 +156,11 @@ def check_options(owner, combiner):
     given = [name for name in ("shared_features", "shared_variables") if getattr(owner, name) is not None]
     if len(given) == 2:
         raise ValueError("Both `shared_features` and `shared_variables` are set; gradients are compared in one place.")
+    if owner.shared_variables is not None and combiner.in_turns:
+        raise ValueError(
+            f"`shared_variables` is set, but {type(combiner).__name__} averages the gradients of all weights. Leave "
+            "`shared_variables` out, or use a combiner that compares gradients in every update, such as ConFIG."
+        )
     if owner.head_gradients == "own" and not combiner.gradients_every:
         raise ValueError(
             f"`head_gradients` is 'own', but {type(combiner).__name__} uses no gradients of single losses. Use "

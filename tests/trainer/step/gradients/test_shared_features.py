@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from looptape import Trainer, losses
+from looptape.losses.combiners.names import exported
 from tests.trainer.step.gradients.trunk import RATE, Conflicting, Unshared, X, Y, mgda, mgda_by_hand, trunk_and_heads
 from tests.trainer.tools import assert_identical_weights, assert_same_weights, dataset, train
 from tests.trainer.tools import weights as weights_of
@@ -109,6 +110,35 @@ def test_options_of_sharing_that_do_not_go_together():
     refused("Both `shared_features` and", {"shared_features": "trunk", "shared_variables": ["trunk"]})
     refused("LogSum uses no gradients of single losses", {"head_gradients": "own"}, combiner=losses.LogSum())
     refused("needs the gradients of weights.*`shared_variables`", {}, Conflicting, losses.GradientBalance())
+    turns = losses.MomentumConFIG()
+    refused("MomentumConFIG averages the gradients of all weights", {"shared_variables": ["trunk"]}, combiner=turns)
+
+
+REFUSED = {"gradient_balance", "graddrop", "db_mtl", "momentum_config"}
+QUICK = REFUSED | {"famo", "geometric_mean", "gradnorm", "mgda", "cagrad"}  # others take these ways, too
+
+
+@pytest.mark.parametrize(
+    "cls", [pytest.param(cls, marks=[] if cls.name in QUICK else pytest.mark.long, id=cls.name) for cls in exported()]
+)
+def test_every_combiner_at_shared_features(cls):
+    """An update of one batch equals that of its two micro-batches; or it is refused."""
+    wanted = {"update_every": 1, "window": 1, "learning_rate": 0.1}
+    arguments = {name: value for name, value in wanted.items() if name in cls.arguments()}
+    models = []
+    for accumulation_steps in (1, 2):
+        model = trunk_and_heads()
+        run = Conflicting(model, keras.optimizers.SGD(RATE), combiner=cls(**arguments), steps_per_call=2)
+        run.accumulation_steps = accumulation_steps
+        models.append(model)
+        data = dataset(X, Y, batch=24 // accumulation_steps).repeat()
+        if cls.name in REFUSED:
+            with pytest.raises(ValueError, match=f"{cls.__name__} needs the gradients of weights.*`shared_variables`"):
+                run.fit(data, steps=2, progress=False)
+            return
+        run.fit(data, steps=2, progress=False)
+    assert_same_weights(*models, 2e-6)
+    assert np.abs(weights_of(models[0])[0] - weights_of(trunk_and_heads())[0]).max() > 1e-4
 
 
 def test_features_inside_a_loop_are_refused():
