@@ -56,6 +56,7 @@ class Combiner:
     in_turns = False  # each update differentiates one loss; `rewrite` makes K gradients of it, `mixture` weights them
     weighs_losses = False  # its `losses` are the statically weighted ones, as the gradients always are
     requires_positive = False  # losses that are not above zero are refused
+    precision = tf.float32  # of the coefficients
     positive_because = "takes logarithms of the losses"
     # Made by `build`.
     weights: tf.Variable
@@ -121,7 +122,7 @@ class Combiner:
         return tf.equal(self.updates % self.gradients_every, 0)
 
     def coefficients(self, losses, present, measured):
-        """Returns the [K] float32 coefficients of this update. Reads state and writes none.
+        """Returns the [K] coefficients of this update, in the class's `precision`. Reads state and writes none.
 
         `losses` are the [K] values, statically weighted if `weighs_losses` (None is allowed if `needs` is "weights").
         `present` is [K] bool, or None for all. `measured` is the result of `measure` on the statically weighted
@@ -133,7 +134,7 @@ class Combiner:
     def total(self, losses, coefficients, static=None, present=None):
         """Returns the optimised scalar, for the log. `static` are the [K] static weights, or None."""
         losses = self._clean(losses, self._mask(present))
-        return tf.reduce_sum(self._static(static, present) * coefficients * losses)
+        return tf.reduce_sum(self._static(static, present) * tf.cast(coefficients, tf.float32) * losses)
 
     def advance(self, losses, present, measured, used=None) -> None:
         """Advances the state by one update. Arguments as for `coefficients`, the same on every replica.
@@ -144,7 +145,7 @@ class Combiner:
         losses = self._clean(losses, present)
         used = self._weights_now(losses, present, measured) if used is None else used
         self.learn(losses, present, measured)
-        self.weights.assign(tf.where(present, used, self.weights))
+        self.weights.assign(tf.where(present, tf.cast(used, tf.float32), self.weights))
         self.updates.assign_add(1)
 
     def advance_after(self, losses_before, losses_after, present) -> None:
@@ -287,17 +288,20 @@ class Combiner:
     def _weights_now(self, losses, present, measured):
         if self.needs == "weights":
             present = self._mask(None)
-        return self._guard(single(self.propose(losses, present, measured)), present)
+        return self._guard(tf.cast(bounded(self.propose(losses, present, measured)), self.precision), present)
 
     def _guard(self, proposed, present):
-        weights = self._bound(proposed, present, self.weights)
+        old = tf.cast(self.weights, proposed.dtype)
+        weights = self._bound(proposed, present, old)
         held = self.frozen | ~present
         if self.update_every > 1:
             held |= tf.not_equal(self.updates % self.update_every, 0)
-        return self._after_warmup(tf.where(held, self.weights, weights))
+        return self._after_warmup(tf.where(held, old, weights))
 
     def _after_warmup(self, weights):
-        return tf.where(self.updates < self.warmup_steps, 1.0, weights) if self.warmup_steps else weights
+        if not self.warmup_steps:
+            return weights
+        return tf.where(self.updates < self.warmup_steps, tf.ones_like(weights), weights)
 
     def _scaled(self, weights, present):
         return normalized(weights, present) if self.normalize else weights
@@ -309,9 +313,14 @@ class Combiner:
         return weights if self.clip is None else tf.clip_by_value(weights, *self.clip)
 
 
+def bounded(weights):
+    """Clips weights of other types to the range of float32."""
+    return weights if weights.dtype == tf.float32 else tf.clip_by_value(weights, -LARGEST, LARGEST)
+
+
 def single(weights):
     """Casts weights to float32, clipped to its range."""
-    return tf.cast(tf.clip_by_value(weights, -LARGEST, LARGEST), tf.float32) if weights.dtype != tf.float32 else weights
+    return tf.cast(bounded(weights), tf.float32)
 
 
 def normalized(weights, present):

@@ -150,11 +150,9 @@ class MicroStep:
     # ---- The forward pass.
 
     def _observers(self, batch, tape):
-        # Combiners in turns compare gradients of weights: `Features.check` refuses features.
-        comparing = (self.backward.per_loss and self.combiner.gradients_every) or self.combiner.in_turns
         return _Observers(
             probe_report.open_session(self.owner, batch, tape) if "probes" in self.reports else None,
-            shared_features.Features(tape, self.backward is Backward.CUT) if comparing else None,
+            shared_features.open_features(tape, self.backward, self.combiner),
             health_report.open_outputs(self.owner, tape) if "health" in self.reports else None,
         )
 
@@ -258,7 +256,7 @@ class MicroStep:
         products = None
         if shared:
             rows = [stages.fill_missing(group[len(sources) + len(asked) :], shared) for group in gradients]
-            products = shared_features.products(rows, [1.0 / made.scale] * len(rows))
+            products = shared_features.products(shared_features.rows_of(rows), [1.0 / made.scale] * len(rows))
         through = made.tape.gradient(shared, sources) if shared and owner.head_gradients == "own" else None
         own = gradients[0][len(sources) : len(sources) + len(asked)] if asked else None
         gradients = [group[: len(sources)] for group in gradients]
@@ -277,20 +275,21 @@ class MicroStep:
         owner.steering.set(made.step, made.forward.examples / made.scale)
         sources = [raw(variable) for variable in variables]
         features, heads = zip(*(tape.heads(target, sources) for target in made.targets), strict=True)
-        measured = shared_features.products(features, factors.unscaled_means)
+        rows = shared_features.rows_of(features)
+        measured = shared_features.products(rows, factors.unscaled_means)
         coefficients = self.combiner.coefficients(*factors.inputs(self.combiner), measured)
-        weighted = [factor * c for factor, c in zip(factors.means, tf.unstack(coefficients), strict=True)]
-        trunk = tape.trunk([stages.weigh(column, weighted) for column in zip(*features, strict=True)], sources)
+        weighted = tf.cast(tf.stack(factors.means), tf.float64) * tf.cast(coefficients, tf.float64)
+        trunk = tape.trunk(shared_features.weighted_sum(rows, weighted, features[0]), sources)
         live, mask = self._reach(variables, [*heads, trunk], trunk, made.again)
         own = owner.head_gradients == "own"
         gradients = []
         for through, *parts in zip(trunk, *heads, strict=True):
-            by = factors.means if own and through is None else weighted
+            by = factors.means if own and through is None else tf.unstack(weighted)
             reached = [(part, factor) for part, factor in zip(parts, by, strict=True) if part is not None]
             head = stages.weigh(*zip(*reached, strict=True)) if reached else None
             if head is not None or through is not None:
                 gradients.append(stages.to_dense(shared_features.add(head, through)))
-        return _Found([gradients], None, live, mask, coefficients=coefficients, measured=measured)
+        return _Found([gradients], None, live, mask, None, tf.cast(coefficients, tf.float32), measured)
 
     def _reach(self, variables, gradients, through, again):
         """(which variables some loss reaches, which of those are shared or None). Complains about the others."""

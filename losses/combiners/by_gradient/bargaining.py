@@ -22,7 +22,7 @@ class FairGrad(DirectionCombiner):
     >>> combiner = FairGrad()
     >>> combiner.build(["error", "penalty"])
     >>> combiner.coefficients(None, None, tf.constant([[18.0, -22.0], [-22.0, 38.0]])).numpy().round(4)
-    array([0.5915, 0.4071], dtype=float32)
+    array([0.5915, 0.4071])
     """
 
     name = "fairgrad"
@@ -65,7 +65,7 @@ class NashMTL(FairGrad):
     >>> combiner = NashMTL()
     >>> combiner.build(["error", "penalty"])
     >>> combiner.coefficients(None, None, tf.constant([[18.0, -22.0], [-22.0, 38.0]])).numpy().round(4)
-    array([0.5915, 0.4071], dtype=float32)
+    array([0.5915, 0.4071])
     """
 
     name = "nash_mtl"

@@ -16,7 +16,7 @@ class UPGrad(DirectionCombiner):
     >>> combiner = UPGrad()
     >>> combiner.build(["error", "penalty"])
     >>> combiner.coefficients(None, None, tf.constant([[18.0, -22.0], [-22.0, 38.0]])).numpy().round(4)
-    array([1.1111, 0.7895], dtype=float32)
+    array([1.1111, 0.7895])
     """
 
     name = "upgrad"
@@ -41,7 +41,7 @@ class DualProj(DirectionCombiner):
     >>> combiner = DualProj()
     >>> combiner.build(["error", "penalty"])
     >>> combiner.coefficients(None, None, tf.constant([[18.0, -22.0], [-22.0, 38.0]])).numpy().round(4)
-    array([0.6111, 0.5   ], dtype=float32)
+    array([0.6111, 0.5   ])
     """
 
     name = "dualproj"
@@ -75,7 +75,7 @@ class PCD(DirectionCombiner):
     >>> combiner = PCD(tau=0.5)
     >>> combiner.build(["error", "penalty"])
     >>> combiner.coefficients(None, None, tf.constant([[4.0, 0.0], [0.0, 1.0]])).numpy()
-    array([1., 1.], dtype=float32)
+    array([1., 1.])
     """
 
     name = "pcd"

@@ -13,6 +13,9 @@ class DirectionCombiner(Combiner):
     noisy gradients the methods converge only with it; it starts from the first coefficients), and `freeze` (keeps the
     last coefficients). An absent loss takes no part.
 
+    Coefficients are float64, and so is the sum of the gradients: those of nearly opposed gradients are large and
+    cancel. Kept ones (`moving_average`, `freeze`) are float32.
+
     Args:
         warmup_steps: Number of updates with all coefficients 1 before the method starts.
         moving_average: Share of the old coefficients in the new ones, in [0, 1); 0 for none.
@@ -20,6 +23,7 @@ class DirectionCombiner(Combiner):
 
     needs = "gradients"
     minimum_losses = 2
+    precision = tf.float64
 
     def __init__(self, warmup_steps=0, moving_average=0.0):
         super().__init__(warmup_steps=warmup_steps, moving_average=moving_average)

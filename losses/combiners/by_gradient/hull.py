@@ -27,7 +27,7 @@ class MGDA(DirectionCombiner):
     >>> combiner = MGDA()
     >>> combiner.build(["error", "penalty"])
     >>> combiner.coefficients(None, None, tf.constant([[18.0, -22.0], [-22.0, 38.0]])).numpy().round(4)
-    array([0.6, 0.4], dtype=float32)
+    array([0.6, 0.4])
     """
 
     name = "mgda"
@@ -78,7 +78,7 @@ class CAGrad(DirectionCombiner):
     >>> combiner = CAGrad()
     >>> combiner.build(["error", "penalty"])
     >>> combiner.coefficients(None, None, tf.constant([[18.0, -22.0], [-22.0, 38.0]])).numpy().round(4)
-    array([0.7041, 0.5   ], dtype=float32)
+    array([0.7041, 0.5   ])
     """
 
     name = "cagrad"

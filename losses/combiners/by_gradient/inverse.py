@@ -23,8 +23,8 @@ class ConFIG(DirectionCombiner):
     >>> combiner = ConFIG()
     >>> combiner.build(["error", "penalty"])
     >>> weights = combiner.coefficients(None, None, tf.constant([[18.0, -22.0], [-22.0, 38.0]]))
-    >>> tf.linalg.matvec(tf.constant([[-4.0, 6.0], [1.0, 1.0], [1.0, 1.0]]), weights).numpy().round(4)
-    array([0.1588, 2.0706, 2.0706], dtype=float32)
+    >>> tf.linalg.matvec(tf.constant([[-4.0, 6.0], [1.0, 1.0], [1.0, 1.0]], tf.float64), weights).numpy().round(4)
+    array([0.1588, 2.0706, 2.0706])
     """
 
     name = "config"
@@ -66,7 +66,7 @@ class IMTLG(DirectionCombiner):
     >>> combiner = IMTLG()
     >>> combiner.build(["error", "penalty"])
     >>> combiner.coefficients(None, None, tf.constant([[18.0, -22.0], [-22.0, 38.0]])).numpy().round(4)
-    array([0.5923, 0.4077], dtype=float32)
+    array([0.5923, 0.4077])
     """
 
     name = "imtl_g"
@@ -97,7 +97,7 @@ class AlignedMTL(DirectionCombiner):
     >>> combiner = AlignedMTL()
     >>> combiner.build(["error", "penalty"])
     >>> combiner.coefficients(None, None, tf.constant([[18.0, -22.0], [-22.0, 38.0]])).numpy().round(4)
-    array([0.5591, 0.4083], dtype=float32)
+    array([0.5591, 0.4083])
     """
 
     name = "aligned_mtl"

@@ -141,7 +141,7 @@ class DBMTL(BufferedCombiner):
     >>> combiner = DBMTL()
     >>> combiner.build(["error", "penalty"])
     >>> combiner.coefficients(None, None, tf.constant([[9.0, 0.0], [0.0, 1.0]])).numpy()
-    array([1., 3.], dtype=float32)
+    array([1., 3.])
     """
 
     name = "db_mtl"
@@ -217,7 +217,8 @@ class MomentumConFIG(BufferedCombiner):
 
     def mixture(self, measured, wanted):
         """Returns the [K] coefficients of the rewritten gradients, from their Gramian; 0 where `wanted` is False."""
-        mixed = tf.where(wanted, tf.cast(config(measured, wanted), tf.float32), 0.0)
+        mixed = config(measured, wanted)
+        mixed = tf.where(wanted, mixed, tf.zeros_like(mixed))
         return tf.where(self._waiting() | self.frozen, tf.ones_like(mixed), mixed)
 
     def rewrite(self, gradients, losses, present):

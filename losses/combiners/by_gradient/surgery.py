@@ -18,7 +18,7 @@ class PCGrad(DirectionCombiner):
     >>> combiner = PCGrad()
     >>> combiner.build(["error", "penalty"])
     >>> combiner.coefficients(None, None, tf.constant([[18.0, -22.0], [-22.0, 38.0]])).numpy().round(4)
-    array([2.2222, 1.5789], dtype=float32)
+    array([2.2222, 1.5789])
     """
 
     name = "pcgrad"
@@ -67,7 +67,7 @@ class GradVac(DirectionCombiner):
     >>> combiner = GradVac()
     >>> combiner.build(["error", "penalty"])
     >>> combiner.coefficients(None, None, tf.constant([[18.0, -22.0], [-22.0, 38.0]])).numpy().round(4)
-    array([2.2222, 1.5789], dtype=float32)
+    array([2.2222, 1.5789])
     """
 
     name = "gradvac"

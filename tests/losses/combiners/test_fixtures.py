@@ -358,5 +358,5 @@ def test_db_mtl_does_not_depend_on_the_scale_of_all_losses(size):
             used = combiner.coefficients(values, None, measured)
             combiner.advance(values, None, measured, used)
             combiner.remember(kept)
-        updates.append(sum(w * row[0] for w, row in zip(used, rewritten, strict=True)))
+        updates.append(sum(w * row[0].numpy() for w, row in zip(used.numpy(), rewritten, strict=True)))
     np.testing.assert_allclose(updates[1], updates[0], rtol=1e-4)

@@ -12,11 +12,13 @@ import scipy.linalg
 import scipy.optimize
 import tensorflow as tf
 
+from looptape import losses
 from looptape.losses.combiners.by_gradient.bargaining import fairgrad
 from looptape.losses.combiners.by_gradient.cone import dualproj, pcd, upgrad
 from looptape.losses.combiners.by_gradient.hull import cagrad, mgda
 from looptape.losses.combiners.by_gradient.inverse import aligned_mtl, config, imtl_g
 from looptape.losses.combiners.by_gradient.surgery import gradvac, pcgrad
+from looptape.trainer.step.gradients import stages
 
 MOST, COUNT, TOLERANCE = 20, 300, 1e-5
 C, TAU, BETA = 0.5, 0.1, 0.01
@@ -277,3 +279,38 @@ def test_the_size_of_all_gradients_does_not_matter(name):
         expected = solved(method, rows)
         for size in (2.0**-66, 2.0**-33, 2.0**33, 2.0**66):  # 1e-20 to 1e20, without rounding
             np.testing.assert_allclose(solved(method, size * rows), expected, rtol=1e-9)
+
+
+PUBLIC = {
+    "mgda": losses.MGDA,
+    "upgrad": losses.UPGrad,
+    "dualproj": losses.DualProj,
+    "config": losses.ConFIG,
+    "imtl_g": losses.IMTLG,
+    "aligned_mtl": losses.AlignedMTL,
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_update_of_the_class_keeps_the_promise(name):
+    """From float32 gradients to a float32 update, where nearly opposed gradients have large weights that cancel."""
+    combiner, expected = PUBLIC[name](), METHODS[name][1]
+    combiner.build([str(k) for k in range(MOST)])
+
+    @tf.function(autograph=False)
+    def update(rows, present):
+        gradients = [[row] for row in tf.unstack(rows)]
+        return stages.combine(gradients, combiner.coefficients(tf.ones([MOST]), present, combiner.measure(gradients)))
+
+    for _, rows in [each for each in jacobians() if each[0] == "near"][:20]:
+        norms = np.linalg.norm(rows, axis=1)
+        units, norms = rows / norms[:, None], norms / norms.max()
+        table = np.zeros((MOST, 2 * MOST), "float32")
+        table[: rows.shape[0], : rows.shape[1]] = rows
+        found = update(tf.constant(table), tf.constant(np.arange(MOST) < len(rows)))[0].numpy().astype("float64")
+        found = found[: rows.shape[1]] / np.linalg.norm(rows, axis=1).max()
+        if name in NO_CONFLICT | NO_CONFLICT_IF_INDEPENDENT:
+            assert (units @ found).min() > -1e-6 * np.linalg.norm(found)
+        oracle = expected(units, norms)
+        if oracle is not None:
+            assert np.linalg.norm(found - oracle) < TOLERANCE * np.linalg.norm(oracle)

@@ -63,13 +63,14 @@ def combine(minimizer, result):
             factors = tf.math.divide_no_nan(tf.stack(weights), divisors)
             measured = _measure(minimizer, groups, result.products, factors)
         coefficients = combiner.coefficients(losses, present, measured)
-        gradients = stages.combine(groups, tf.unstack(coefficients), shared)
+        gradients = stages.combine(groups, coefficients, shared)
     elif combiner.in_turns:
         groups, kept = _rewrite(minimizer, [stages.combine(groups)], losses, present)
         coefficients = combiner.mixture(combiner.measure(groups), tf.not_equal(tf.stack(weights), 0.0))
-        gradients = stages.combine(groups, tf.unstack(coefficients))
+        gradients = stages.combine(groups, coefficients)
     else:
         gradients = stages.combine(groups)
+    coefficients = None if coefficients is None else tf.cast(coefficients, tf.float32)
     used = tf.ones([len(weights)]) if coefficients is None else coefficients
     total = combiner.total(values, used, tf.stack(weights), present)
     return Combined(gradients, total, coefficients, (losses, present, measured), kept)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from looptape.losses import Combiner
 from looptape.losses.combiners.numerics import gramian
 from looptape.trainer.step.gradients import combination, stages
+from looptape.trainer.step.plan import Backward
 from looptape.trainer.variables import all_layers, path_of, raw
 
 HEAD_GRADIENTS = ("weighted", "own")
@@ -61,6 +62,15 @@ class Features:
             )
 
 
+def open_features(tape, backward, combiner):
+    """`Features` of an update in which gradients are compared; None in others.
+
+    Combiners in turns compare gradients of weights, and `Features.check` refuses features there.
+    """
+    comparing = (backward.per_loss and combiner.gradients_every) or combiner.in_turns
+    return Features(tape, backward is Backward.CUT) if comparing else None
+
+
 class CutTape:
     """A tape whose forward pass was cut at the shared features: gradients go to them, and on from them."""
 
@@ -90,11 +100,25 @@ def add(first, second):
     return stages.to_dense(first) + stages.to_dense(second)
 
 
-def products(gradients, factors):
-    """[K, K] float64 inner products of K lists of features' gradients, each list multiplied by its factor."""
+def rows_of(gradients):
+    """[K, n] float64 from K lists of features' gradients."""
     flat = [tf.concat([tf.reshape(tf.cast(g, tf.float32), [-1]) for g in row], axis=0) for row in gradients]
+    return tf.cast(tf.stack(flat), tf.float64)
+
+
+def products(rows, factors):
+    """[K, K] float64 inner products of the rows, each multiplied by its factor."""
     factors = tf.cast(tf.stack([tf.cast(factor, tf.float32) for factor in factors]), tf.float64)
-    return gramian.products(tf.stack(flat)) * factors[:, tf.newaxis] * factors[tf.newaxis, :]
+    return gramian.products(rows) * factors[:, tf.newaxis] * factors[tf.newaxis, :]
+
+
+def weighted_sum(rows, weights, like):
+    """The sum of the rows by [K] float64 weights, in the shapes and types of the features `like`."""
+    total = tf.matmul(weights[tf.newaxis], rows)[0]
+    parts = tf.split(total, [tf.size(feature) for feature in like]) if len(like) > 1 else [total]
+    return [
+        tf.cast(tf.reshape(part, tf.shape(feature)), feature.dtype) for part, feature in zip(parts, like, strict=True)
+    ]
 
 
 class Factors:

@@ -77,17 +77,29 @@ def unscale(gradients, loss_scale):
 def combine(gradients, weights=None, shared=None):
     """Σ_k weight_k · g_k per variable; without weights the plain sum of the groups.
 
-    With `shared`, [bool] of the variables, those that are not shared get the plain sum.
+    `weights` are K numbers or a [K] tensor. With `shared`, [bool] of the variables, those that are not shared get the
+    plain sum.
     """
     if weights is None and len(gradients) == 1:
         return list(gradients[0])
     combined = []
     for index, parts in enumerate(zip(*gradients, strict=True)):
         parts = [to_dense(part) for part in parts]
-        if weights is not None and (shared is None or shared[index]):
-            parts = [part * tf.cast(weight, part.dtype) for part, weight in zip(parts, weights, strict=True)]
-        combined.append(tf.add_n(parts))
+        if weights is None or (shared is not None and not shared[index]):
+            combined.append(tf.add_n(parts))
+        else:
+            combined.append(weighted_sum(parts, weights))
     return combined
+
+
+def weighted_sum(parts, weights):
+    """Σ_k weight_k · part_k of dense tensors; with float64 weights in float64, where large terms may cancel."""
+    dtype = parts[0].dtype
+    if tf.is_tensor(weights) and weights.dtype == tf.float64 and dtype != tf.float64:
+        rows = tf.cast(tf.reshape(tf.stack(parts), [len(parts), -1]), tf.float64)
+        return tf.cast(tf.reshape(tf.matmul(weights[tf.newaxis], rows), tf.shape(parts[0])), dtype)
+    weights = tf.unstack(weights) if tf.is_tensor(weights) else weights
+    return tf.add_n([part * tf.cast(weight, dtype) for part, weight in zip(parts, weights, strict=True)])
 
 
 def global_norm(gradients, exact=False):
