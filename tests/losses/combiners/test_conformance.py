@@ -165,9 +165,11 @@ def test_variables_are_named_and_not_trained(cls):
 
 
 @every_combiner
-def test_coefficients_are_finite_float32(cls):
+def test_coefficients_are_finite(cls):
+    """In float64 where those of opposed gradients cancel; a combiner in turns only chooses a loss."""
     seen = machine(cls).run(range(6))
-    assert seen.dtype == np.float32 and seen.shape == (6, 3)
+    exact = cls.needs == "gradients" and cls.minimum_losses == 2
+    assert seen.dtype == (np.float64 if exact else np.float32) and seen.shape == (6, 3)
     assert np.isfinite(seen).all()
 
 
@@ -356,6 +358,7 @@ def test_freeze_holds_the_last_coefficients(cls):
     last = shared.run(range(4))[-1]
     shared.combiner.freeze()
     before = shared.named()
+    last = last.astype("float32")  # as the state has them
     np.testing.assert_array_equal(shared.run(range(4, 8)), np.tile(last, (4, 1)))
     for name, new in shared.named().items():
         if "updates" not in name:
