@@ -20,11 +20,12 @@ class Run:
     """The contents of one directory of event files."""
 
     scalars: dict  # {tag: (steps, values)}; tags of older versions under their present names
-    layers: dict  # {layer: {quantity: Rows}} by time step; loss shares and matrices are left out
+    layers: dict  # {layer: {quantity: Rows}} by time step; matrices are left out
     cells: dict  # {layer: class of its cell}
     backward: frozenset  # layers that read their sequence from its end
     positions: dict  # {layer: Rows} by position of the layer's output
     health: dict  # {tag: (content, {step: codes})}, see `health_rows.assembled`
+    shares: dict  # {layer: {loss: Rows}} of the state gradient by time step
 
 
 def read_run(directory):
@@ -38,13 +39,15 @@ def read_run(directory):
         for event in _events(path):
             for value in event.summary.value:
                 _take(event.step, value, scalars, arrays, descriptions)
-    layers, cells, backward, positions, health = {}, {}, set(), {}, {}
+    layers, cells, backward, positions, health, shares = {}, {}, set(), {}, {}, {}
     for tag, by_step in arrays.items():
         content = descriptions[tag]
         if content["kind"] == health_rows.KIND:
             health[tag] = content, by_step
         elif content.get("axis") == metadata.POSITION:
             positions[content["layer"]] = stack(list(by_step.items()), 1)
+        elif content["quantity"] == metadata.LOSS_SHARE:
+            shares.setdefault(content["layer"], {})[content.get("loss", "")] = stack(list(by_step.items()), 1)
         else:
             layers.setdefault(content["layer"], {})[content["quantity"]] = stack(list(by_step.items()), 1)
             cells[content["layer"]] = content.get("cell", "")
@@ -52,7 +55,7 @@ def read_run(directory):
     ordered = {
         metadata.current_tag(tag): tuple(zip(*sorted(by_step.items()), strict=True)) for tag, by_step in scalars.items()
     }
-    return Run(ordered, layers, cells, frozenset(backward), positions, health)
+    return Run(ordered, layers, cells, frozenset(backward), positions, health, shares)
 
 
 def total_losses(run):
@@ -100,5 +103,4 @@ def _described(plugin):
     if plugin.plugin_name == health_rows.PLUGIN_NAME:
         return health_rows.parse_content(plugin.content)
     content = metadata.parse_content(plugin.content) if plugin.plugin_name == metadata.PLUGIN_NAME else None
-    vector = content and content["kind"] == metadata.VECTOR and content["quantity"] != metadata.LOSS_SHARE
-    return content if vector else None
+    return content if content and content["kind"] == metadata.VECTOR else None

@@ -229,7 +229,7 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
         context = _context(request)
         run = queries.text(request, "run")
         found, _ = self._reader.list(*context, run=run)
-        mine = [series for series in found.values() if series.quantity in VERDICT_QUANTITIES and series.loss is None]
+        mine = [series for series in found.values() if series.kind == metadata.VECTOR and _judged(series)]
         scalars = self._overview.scalars(*context, run, logged_run.is_evidence)
         newest = self._health.versions(*context, run).get(run)
         if not mine and not scalars and newest is None:
@@ -244,12 +244,20 @@ class GradientFlowPlugin(base_plugin.TBPlugin):
         return http_util.Respond(request, body, "application/json")
 
     def _verdicts(self, context, run, mine, scalars, loss):
-        layers = {}
-        for series in mine:
-            layers.setdefault(series.layer, {})[series.quantity] = self._reader.rows(*context, series)
+        layers, positions, shares = {}, {}, {}
+        for series in sorted(mine, key=lambda series: series.depth):
+            rows = self._reader.rows(*context, series)
+            if series.axis == metadata.POSITION:
+                positions[series.layer] = rows
+            elif series.loss is not None:
+                shares.setdefault(series.layer, {})[series.loss] = rows
+            else:
+                layers.setdefault(series.layer, {})[series.quantity] = rows
         cells = {series.layer: series.cell for series in mine}
         backward = {series.layer for series in mine if series.direction == metadata.BACKWARD}
-        found = logged_run.findings(layers, scalars, self._health.rows(*context, run), cells, backward)
+        found = logged_run.findings(
+            layers, scalars, self._health.rows(*context, run), cells, backward, positions, shares
+        )
         return {
             "findings": [{**findings.as_json(one), "why": explanations.anchor(one.word)} for one in found],
             "loss": {"steps": list(map(int, loss[0])), "values": [v if np.isfinite(v) else None for v in loss[1]]},
@@ -348,6 +356,11 @@ def _context(request):
 
 def _version_text(series):
     return "/".join(map(str, series.version))
+
+
+def _judged(series):
+    """Whether findings are made of a series of vectors."""
+    return series.axis == metadata.POSITION or series.loss is not None or series.quantity in VERDICT_QUANTITIES
 
 
 def _require_kind(series, kind):

@@ -135,7 +135,9 @@ def _read(workdir):
         "layers": run.layers,
         "losses": events.total_losses(run),
         "updates": layer_tables.updates(run.health),
-        "findings": logged_run.findings(run.layers, run.scalars, run.health, run.cells, run.backward),
+        "findings": logged_run.findings(
+            run.layers, run.scalars, run.health, run.cells, run.backward, run.positions, run.shares
+        ),
         "config": config.get("config", config),
         "results": _json(workdir / "results.json").get("results", {}),
     }

@@ -31,6 +31,8 @@ WHY = {
     "task whose answer depends on recent time steps only. A gated cell (LSTM, GRU) that reaches even fewer is called "
     "short, too, in the first 1,000 updates and while its loss falls: its gates may still open.",
     "opening": "The horizon is short but grows: gated cells open their gates during training. Wait.",
+    "one-sided": "One loss carries less than 5 % of the gradient in the first half of the time steps: what the layer "
+    "does there is decided by the others. That is right if this loss is about the last time steps only.",
     "noisy": "The gradient noise scale is more than ten times the batch: most of each update is chance.",
     "not probed": "The layer is recurrent, and the gradient of its time steps was not logged. Whether the loss reaches "
     "early time steps cannot be seen in its weights: they learn from the last time steps alone, too.",

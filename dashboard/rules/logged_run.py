@@ -17,7 +17,7 @@ def is_evidence(tag):
     return tag.startswith(("loss/", COSINE, NOISE)) or tag in ("loss", SPIKE, SKIPPED) or metadata.is_minimizer_tag(tag)
 
 
-def findings(layers, scalars, health, cells=None, backward=()):
+def findings(layers, scalars, health, cells=None, backward=(), positions=None, shares=None):
     """Returns the findings about one run, worst first.
 
     Args:
@@ -26,6 +26,8 @@ def findings(layers, scalars, health, cells=None, backward=()):
         health: {tag: (content, {step: codes})}, see `health_rows.assembled`.
         cells: {layer: class of its cell}, as far as they are known.
         backward: layers that read their sequence from its end.
+        positions: {layer: Rows} by position of the layer's output, in the order of calls.
+        shares: {layer: {loss: Rows}}, each loss's share in the state gradient.
     """
     arrays = verdicts.layer_arrays(layers)
     for layer, own in arrays.items():
@@ -38,7 +40,13 @@ def findings(layers, scalars, health, cells=None, backward=()):
         noise=noise(scalars),
         spikes=[int(step) for step in scalars.get(SPIKE, ((), ()))[1]],
         skips=skips(scalars),
+        positions={layer: _decoded(rows) for layer, rows in (positions or {}).items()},
+        shares={layer: {loss: _decoded(rows) for loss, rows in own.items()} for layer, own in (shares or {}).items()},
     )
+
+
+def _decoded(rows):
+    return rows.steps, metadata.decode_row(rows.values)[0]
 
 
 def skips(scalars):

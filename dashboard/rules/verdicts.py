@@ -16,7 +16,7 @@ import dataclasses
 import numpy as np
 
 from looptape.dashboard import metadata
-from looptape.dashboard.rules import health_verdicts
+from looptape.dashboard.rules import flow_verdicts, health_verdicts
 from looptape.dashboard.rules.findings import (
     ADVICE,
     UNCUT,
@@ -150,7 +150,7 @@ def _way(source, gains, short):
     return f" ({'; '.join(parts)})" if parts else ""
 
 
-def run_findings(layers, losses=None, *, health=None, cosines=None, noise=None, spikes=(), skips=(0, 0)):
+def run_findings(layers, losses=None, *, health=None, cosines=None, noise=None, spikes=(), skips=(0, 0), **measured):
     """Returns the findings of one run, worst first. All rules are applied here.
 
     Args:
@@ -163,6 +163,7 @@ def run_findings(layers, losses=None, *, health=None, cosines=None, noise=None, 
         noise: see `health_verdicts.noise_findings`, or None.
         spikes: training steps of spikes that were recorded.
         skips: (updates that were skipped, all updates).
+        measured: `positions` and `shares`, see `flow_verdicts`.
     """
     losses = losses or {}
     found = [one for name, loss in losses.items() for one in _loss_findings(name, loss)]
@@ -172,6 +173,8 @@ def run_findings(layers, losses=None, *, health=None, cosines=None, noise=None, 
         found.append(_judged(name, rows, loss))
     found += health_verdicts.health_findings(health or {})
     found += [] if layers else health_verdicts.unprobed_findings(health or {})
+    found += flow_verdicts.position_findings(measured.get("positions") or {})
+    found += flow_verdicts.share_findings(measured.get("shares") or {})
     found += health_verdicts.conflict_findings(cosines or {})
     found += health_verdicts.noise_findings(noise or {})
     found += health_verdicts.spike_findings(spikes)

@@ -50,6 +50,8 @@ class History:
         self._health = {}  # {minimizer: {variables: Series of [4, variables]}}
         self._dead = {}  # {minimizer: {layers: Series of [layers]}}
         self._scalars = {}  # {tag: Series}
+        self._positions = {}  # {layer: Series of [positions]}, in the order of calls
+        self._shares = {}  # {layer: {loss: Series of [time]}}
 
     def add_timesteps(self, layer, quantity, step, vector, cell=None, direction=None):
         """`cell` is the class of the layer's cell, None where it has none; `direction` as in the metadata of a tag."""
@@ -59,6 +61,12 @@ class History:
             self._cells[layer] = cell
         if quantity in TIMESTEP_QUANTITIES:
             self._layers.setdefault(layer, {}).setdefault(quantity, Series()).add(step, np.asarray(vector))
+
+    def add_positions(self, layer, step, vector):
+        self._positions.setdefault(layer, Series()).add(step, np.asarray(vector))
+
+    def add_share(self, layer, loss, step, vector):
+        self._shares.setdefault(layer, {}).setdefault(loss, Series()).add(step, np.asarray(vector))
 
     def add_health(self, minimizer, variables, step, rows):
         """`rows` is [4, variables] in the order of `update_norms.ROWS`."""
@@ -82,8 +90,9 @@ class History:
             series.cut(step)
 
     def _all(self):
-        for nested in (*self._layers.values(), *self._health.values(), *self._dead.values()):
+        for nested in (*self._layers.values(), *self._health.values(), *self._dead.values(), *self._shares.values()):
             yield from nested.values()
+        yield from self._positions.values()
         yield from self._scalars.values()
 
     def layers(self):
@@ -112,6 +121,16 @@ class History:
                     layers, shares = _latest(self._dead[minimizer])
                     found[minimizer]["dead"] = {"layers": list(layers), "values": shares.values}
         return found
+
+    def measured(self):
+        """What `verdicts.run_findings` takes of positions and loss shares."""
+        return {
+            "positions": {layer: (s.steps, _stacked(s.values)) for layer, s in self._positions.items() if s.steps},
+            "shares": {
+                layer: {loss: (s.steps, _stacked(s.values)) for loss, s in own.items() if s.steps}
+                for layer, own in self._shares.items()
+            },
+        }
 
     def losses(self):
         """{minimizer: (steps, values)} of their total losses."""

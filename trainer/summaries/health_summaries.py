@@ -134,6 +134,7 @@ class HealthLog:
             with np.errstate(invalid="ignore", divide="ignore"):
                 vector = np.where(valid > 0, sums / valid, np.nan)
             self.latest[minimizer].setdefault("positions", {})[layer] = vector
+            self.history.add_positions(prefix + layer, step, vector.astype(np.float32))
             written = metadata.position_summaries(prefix + layer, vector, valid > 0, depth, self.rows)
             values += [self._spare(summary) for summary in written]
         return values
@@ -153,7 +154,11 @@ class HealthLog:
                 described[value.tag] = health_rows.parse_content(value.metadata.plugin_data.content)
             if content and content["kind"] == metadata.VECTOR:
                 vector = tf.make_ndarray(value.tensor)
-                if content.get("axis") != metadata.POSITION:
+                if content.get("axis") == metadata.POSITION:
+                    self.history.add_positions(content["layer"], step, vector)
+                elif content["quantity"] == metadata.LOSS_SHARE:
+                    self.history.add_share(content["layer"], content["loss"], step, vector)
+                else:
                     about = content.get("cell"), content.get("direction")
                     own = content["layer"], content["quantity"], step, vector, *about
                     self.history.add_timesteps(*own)
@@ -220,6 +225,7 @@ class HealthLog:
             noise=noise,
             spikes=[spike.step for spike in self.spikes],
             skips=(counters.skips.total, counters.step),
+            **seen.measured(),
         )
 
     def state(self):

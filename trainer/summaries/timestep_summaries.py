@@ -1,5 +1,6 @@
 """Writes a probed update to TensorBoard: [time] vectors for the dashboard, scalars, and a heat map."""
 
+import numpy as np
 import tensorflow as tf
 
 from looptape.dashboard import metadata
@@ -70,6 +71,8 @@ class TimestepLog:
         for layer, shares in report.get("shares", {}).items():
             for loss, share in zip(minimizer.names, shares.numpy(), strict=True):
                 valid = self._valid(report, layer, share)
+                known = share if valid is None else np.where(valid, share, np.nan)
+                self._owner.health_log.history.add_share(prefix + layer, loss, step, known)
                 values.append(metadata.loss_share_summary(prefix + layer, loss, share, valid))
         return values
 
