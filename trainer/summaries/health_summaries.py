@@ -147,11 +147,12 @@ class HealthLog:
     def resume(self, directory):
         """Reads what an interrupted run wrote, for `diagnose`."""
         self.history, self._lists = History(), {}
-        described, rows = {}, {}
+        contents, described, rows = {}, {}, {}  # only the first event of a tag may carry metadata
         for step, value in event_writer.read(directory):
-            content = metadata.parse_content(value.metadata.plugin_data.content)
             if value.tag not in described:
+                contents[value.tag] = metadata.parse_content(value.metadata.plugin_data.content)
                 described[value.tag] = health_rows.parse_content(value.metadata.plugin_data.content)
+            content = contents[value.tag]
             if content and content["kind"] == metadata.VECTOR:
                 vector = tf.make_ndarray(value.tensor)
                 if content.get("axis") == metadata.POSITION:

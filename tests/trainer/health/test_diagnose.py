@@ -108,7 +108,9 @@ def test_both_halves_of_a_bidirectional_layer_forget(tmp_path):
     texts = sorted(one.text.partition(" reaches")[0] for one in found)
     assert texts == ["backward_rnn (reads from the end)", "forward_rnn"]
     logged = events.read_run(tmp_path / "train")
-    again = logged_run.findings(logged.layers, logged.scalars, logged.health, logged.cells, logged.backward)
+    again = logged_run.findings(
+        logged.layers, logged.scalars, logged.health, logged.cells, logged.backward, logged.positions, logged.shares
+    )
     assert {one.text for one in again} == {one.text for one in found}
 
 
@@ -178,3 +180,30 @@ def test_the_loss_of_every_minimizer_is_looked_at(tmp_path):
     kept, logged = trainer._engine.health_log.history.losses(), events.total_losses(events.read_run(tmp_path / "train"))
     assert list(kept) == list(logged) == ["first", "second"] and kept["second"][0] == [1, 2]
     assert [kept[name][1] for name in kept] == [list(map(pytest.approx, logged[name][1])) for name in logged]
+
+
+def test_positions_and_shares_are_judged_the_same_everywhere(tmp_path):
+    """In memory, from the event files and after a resume: losses of the last steps and, tiny, of the first."""
+    x = np.random.default_rng(0).normal(size=(16, 20, 2)).astype("float32")
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(4, name="first"), keras.layers.Conv1D(4, 2, padding="same", name="second")]
+    net = keras.Sequential([keras.Input((20, 2)), *layers, keras.layers.GRU(4, name="gru", return_sequences=True)])
+    losses = {
+        "near": lambda targets, outputs: tf.reduce_sum(tf.square(outputs[:, -3:]), axis=(1, 2)),
+        "far": lambda targets, outputs: 1e-9 * tf.reduce_sum(tf.square(outputs[:, :3]), axis=(1, 2)),
+    }
+    trainer = Trainer(net, "sgd", losses, probe_every=1, health_every=1, health="positions")
+    data = tf.data.Dataset.from_tensors((x, x)).repeat()
+    trainer.fit(data, steps=10, progress=False, workdir=tmp_path)
+    found = trainer.diagnose()
+    logged = events.read_run(tmp_path / "train")
+    everything = logged.cells, logged.backward, logged.positions, logged.shares
+    again = logged_run.findings(logged.layers, logged.scalars, logged.health, *everything)
+    assert [one.text for one in again] == [one.text for one in found]
+    (share,) = [one for one in found if one.word == "one-sided"]
+    assert share.text.startswith(
+        "`far` carries 0% of the gradient of gru in the first half of the time steps, `near` 1"
+    )
+    assert [one.layer for one in found if "positions of" in one.text] == ["first"]
+    trainer._engine.health_log.resume(tmp_path / "train")
+    assert [one.text for one in trainer.diagnose()] == [one.text for one in found]
