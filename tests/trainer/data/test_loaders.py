@@ -107,7 +107,7 @@ def test_a_sparse_matrix_of_scipy_trains_like_the_dense_one():
 
 def test_what_is_not_a_loader():
     for data, kind in (({1, 2}, "set"), ("rows.csv", "str")):
-        with pytest.raises(TypeError, match=f"The dataset is a {kind}; it must be .* a loader of batches"):
+        with pytest.raises(TypeError, match=f"The dataset is a {kind}; it must be .* a loader or a list of batches"):
             make().fit(data, epochs=1)
 
     class Empty:

@@ -180,7 +180,7 @@ def test_everything_in_the_event_files_reaches_every_logger_at_every_step(tmp_pa
     assert len(found) == len(set(found))
     plain = {(step, tag) for step, tag in found if not tag.startswith("health/")}
     assert plain == expected and (6, "optimizer/update_ratio/largest") in plain and (6, "verdicts") in plain
-    assert {(2, "outputs"), (6, "outputs"), (4, "note"), (4, "gradient/net/readout/kernel")} <= plain
+    assert {(2, "outputs"), (6, "outputs"), (4, "note"), (4, "variables/gradient/net/readout/kernel")} <= plain
     assert sorted(service.rows) == sorted((step, f"train/{tag}") for step, tag in found)
 
 
@@ -193,7 +193,7 @@ def test_health_rows_and_histograms_arrive_as_plain_values(tmp_path):
         found = latest[f"health/ratio/{name}"]
         assert found == pytest.approx(expected[""]["ratio"][name], rel=5e-3), "bfloat16 in the file"
     assert latest["outputs"].buckets[:, 2].sum() == 4, "elements of the output"
-    assert latest["gradient/net/readout/kernel"].buckets.shape == (30, 3)
+    assert latest["variables/gradient/net/readout/kernel"].buckets.shape == (30, 3)
 
 
 def test_a_row_that_was_being_sent_when_the_process_died_is_neither_lost_nor_sent_twice(tmp_path):
