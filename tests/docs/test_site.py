@@ -13,6 +13,7 @@ import pytest
 
 import looptape
 from looptape import launch, losses, models
+from tests.dashboard.browser import browsing
 from tests.test_docs import ROOT, TEXTS
 
 CONF = ROOT / "docs" / "conf.py"
@@ -76,18 +77,60 @@ def test_the_reference_has_every_name_of_looptape():
             assert f"looptape.{name}" in found or any(other.startswith(inside) for other in found), name
 
 
-@pytest.mark.long
-def test_the_site_builds_without_warnings(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site, built once."""
     if importlib.util.find_spec("sphinx") is None:
         pytest.skip("Sphinx is not installed; `make docs` installs it")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", str(tmp_path)]
+    built = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", str(built)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
-    front = (tmp_path / "index.html").read_text()
+    return built
+
+
+@pytest.mark.long
+def test_the_site_builds_without_warnings(site):
+    front = (site / "index.html").read_text()
     for page in (page for pages in contents().values() for page in pages):
-        assert (tmp_path / f"{page}.html").exists(), page
+        assert (site / f"{page}.html").exists(), page
         assert f'href="{page}.html"' in front, page
-    assert (tmp_path / "searchindex.js").exists()
+    assert (site / "searchindex.js").exists()
+
+
+# What sticks out of the window on the right, and is not inside something that scrolls by itself, as wide tables do.
+OUTSIDE = """
+const scrolls = (e) => e && e !== document.body && (/auto|scroll|hidden/.test(getComputedStyle(e).overflowX)
+  || scrolls(e.parentElement));
+const out = [...document.querySelectorAll('article *')].filter((e) => {
+  const box = e.getBoundingClientRect();
+  return box.width > 1 && box.right > document.documentElement.clientWidth + 1 && !scrolls(e.parentElement);
+});
+const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+return (wide > 0 ? [`the page, by ${wide} px`] : []).concat(out.slice(0, 3).map((e) => e.outerHTML.slice(0, 120)));
+"""
+
+
+@pytest.mark.long
+@pytest.mark.browser
+@pytest.mark.skipif(browsing.missing() is not None, reason=str(browsing.missing()))
+def test_no_page_is_wider_than_a_telephone_or_a_screen(site, tmp_path):
+    pages = sorted(path for path in site.rglob("*.html") if "_static" not in path.parts)
+    assert len(pages) > len([page for pages in contents().values() for page in pages])
+    found = {}
+    with browsing.chromium(tmp_path) as (browser, _):
+        for width in (390, 1440):
+            metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            sticking_out = f"<article><p style='width: {width + 20}px'>wide</p></article>"
+            browser.get(f"data:text/html,<meta name=viewport content='width=device-width'>{sticking_out}")
+            assert browser.execute_script(OUTSIDE), "otherwise nothing below could fail"
+            for path in pages:
+                browser.get(path.as_uri())
+                outside = browser.execute_script(OUTSIDE)
+                if outside:
+                    found[str(path.relative_to(site)), width] = outside
+    assert found == {}
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
