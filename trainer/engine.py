@@ -94,6 +94,7 @@ class Engine:
             memory=self.recurrent_memory,
             act_of=self.steering.act_for,
             moment_of=self.steering.moments,
+            is_named=self.steering.names,
         )
         self.carrying = Carrying(self.replicas)
         self.hook_state = HookState(self)
@@ -254,7 +255,7 @@ class Engine:
         with self.constants.noting("training"):
             self.calls.prepare(iterator, own_rows, counted)
         self.frozen.end_trace()
-        self.steering.check_layers(self.recurrent_core.describe())
+        self.recurrent_core.check(self)
         not_kept = [self.ledger.sums, *self.media.variables, *self.replica_sums.variables, *self.hook_state.variables]
         self.outside = outside_state.find(self.trainer, self.calls.captured(), not_kept)
 

@@ -97,7 +97,8 @@ class Hooks:
         Args:
             layer: the name of the layer.
             t: an int32 tensor.
-            gradient: [batch, units], times the number of examples, as in the logs.
+            gradient: [batch, units], times the number of examples, as in the logs; float32, also in a layer that
+                computes in a narrower type.
 
         >>> class Damped(Trainer):
         ...     def transform_timestep_gradient(self, layer, t, gradient):

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from looptape.trainer.arguments import check_integer
@@ -21,6 +22,11 @@ def check_windows(window, updates, begins, compare_every, accumulation_steps):
     """(window, updates, begins, compare_every): the arguments `bptt_…` of `Trainer`, if they fit together."""
     if window is not None:
         window = check_integer("bptt_window", window, 1, "Use None for the whole sequence.")
+    if not isinstance(updates, bool | np.bool_):
+        raise TypeError(
+            f"`bptt_updates` is {updates!r}; it must be True or False. Use True for one update per window of "
+            "`bptt_window` time steps."
+        )
     compare_every = check_integer("bptt_compare_every", compare_every, 0, "Use 0 for never.")
     if compare_every and (window is None or isinstance(begins, RowBegins)):
         raise ValueError(

@@ -15,6 +15,7 @@ import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 _TRIED_STEPS = (0, *(10**power for power in range(7)))  # of a schedule, before the first update
@@ -63,14 +64,15 @@ class Action:
         """Applies `change` to the state that the action is for; others stay as they are."""
         index = STATES.get(self.state, self.state)
         if index is None:
-            return _checked(self, self.change(list(gradients), moment), gradients)
+            return checked(f"The action {self}", self.change(list(gradients), moment), gradients)
         if not -len(gradients) <= index < len(gradients):
             raise ValueError(
                 f"The action {self} is for state {self.state!r} of layer {moment.layer!r}, which has "
                 f"{len(gradients)} state(s). Leave `state` out, or name one of them."
             )
         changed = list(gradients)
-        changed[index] = _checked(self, self.change([gradients[index]], moment), [gradients[index]])[0]
+        own = [gradients[index]]
+        changed[index] = checked(f"The action {self}", self.change(own, moment), own)[0]
         return changed
 
 
@@ -93,7 +95,7 @@ class ClipNorm(Action):
     def change(self, gradients, moment):
         norm = example_norms(gradients, moment.units)
         factor = tf.cast(self.limit, tf.float32) / norm
-        return [tf.where(norm > self.limit, _times(g, factor), g) for g in gradients]
+        return [tf.where(_spread(norm > self.limit, g), _times(g, factor), g) for g in gradients]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Scale(Action):
 
     def check(self):
         if callable(self.factor):
-            tried = {step: float(self.factor(tf.constant(step, tf.int64))) for step in _TRIED_STEPS}
+            tried = {step: _tried(self.factor, step) for step in _TRIED_STEPS}
         elif isinstance(self.factor, numbers.Real) and not isinstance(self.factor, bool):
             tried = {0: float(self.factor)}
         else:
@@ -196,6 +198,10 @@ class Detach(Action):
                 f"`probability` of Detach is {self.probability!r}; it must lie between 0 and 1. The paper uses 0.25 "
                 "and 0.5."
             )
+        if isinstance(self.seed, bool) or not isinstance(self.seed, numbers.Integral) or not 0 <= self.seed < 2**31:
+            raise ValueError(
+                f"`seed` of Detach is {self.seed!r}; it must be an integer from 0 to 2³¹ − 1. The default is 0."
+            )
 
     def change(self, gradients, moment):
         layer = sum(place * byte for place, byte in enumerate(moment.layer.encode(), 1))
@@ -227,6 +233,22 @@ def example_norms(gradients, units=1.0):
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g), axis=1, keepdims=True) for g in flat]))
 
 
+def _tried(schedule, step):
+    """The value of a schedule at a step, as a number."""
+    try:
+        value = np.asarray(schedule(tf.constant(step, tf.int64)))
+    except Exception as error:
+        raise ValueError(
+            f"`factor` of Scale failed at step {step}: {type(error).__name__}: {error}. A schedule takes the step, an "
+            "int64 tensor, and returns a number, e.g. `lambda step: 1.0 / (1.0 + tf.cast(step, tf.float32))`."
+        ) from error
+    if value.ndim or not np.issubdtype(value.dtype, np.number):
+        raise ValueError(
+            f"`factor` of Scale is {value!r} at step {step}; a schedule must return one number. Return a scalar."
+        )
+    return float(value)
+
+
 def _draw(*integers):
     """A number in [0, 1) that depends on all the integers (MurmurHash3's mixing), the same with XLA and without.
 
@@ -251,21 +273,22 @@ def _spread(values, like):
     return tf.reshape(values, [-1, *[1] * (like.shape.rank - 1)]) if values.shape.rank else values
 
 
-def _checked(action, changed, given):
+def checked(who, changed, given):
+    """`changed` as a list, if it may stand for the gradients that `who` was given."""
     if not isinstance(changed, list | tuple):
         got = "None" if changed is None else f"a {type(changed).__name__}"
         raise ValueError(
-            f"The action {action} returned {got} for {len(given)} gradient(s); it must return a list of as many. Let "
-            "`change` end with e.g. `return [0.5 * gradient for gradient in gradients]`."
+            f"{who} returned {got} for {len(given)} gradient(s); it must return a list of as many. Let it end with "
+            "e.g. `return [0.5 * gradient for gradient in gradients]`."
         )
     changed = list(changed)
-    for new, old in zip(changed, given, strict=len(changed) == len(given)):
+    for new, old in zip(changed, given, strict=False):
         if not tf.is_tensor(new) or new.dtype != old.dtype or not new.shape.is_compatible_with(old.shape):
             got = f"{new.shape} {new.dtype.name}" if tf.is_tensor(new) else repr(new)
             raise ValueError(
-                f"The action {action} returned {got} for a gradient {old.shape} {old.dtype.name}; shape and type must "
-                "stay. Cast the result, or keep the batch axis."
+                f"{who} returned {got} for a gradient {old.shape} {old.dtype.name}; shape and type must stay. Cast the "
+                "result, or keep the batch axis."
             )
     if len(changed) != len(given):
-        raise ValueError(f"The action {action} returned {len(changed)} gradients for {len(given)}. Return all of them.")
+        raise ValueError(f"{who} returned {len(changed)} gradients for {len(given)}. Return all of them.")
     return changed

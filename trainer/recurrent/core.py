@@ -74,17 +74,21 @@ class RecurrentCore:
         memory: bound on the states that are kept, see `memory.check_memory`.
         act_of: function of a layer's name that gives its action on λ_t (`AdjointLoop`'s `act`), or None.
         moment_of: function that gives `(name, t) -> Moment` for actions of `probe`, or None.
+        is_named: function of a layer's name: whether an action is for that very layer.
 
-    Attributes: `reasons`, {layer: why it runs on Keras's loop}, which grows while an update is traced.
+    Attributes: `reasons`, {layer: why it runs on Keras's loop}, and `ran`, names of the layers and loops that an update
+    came to. Both grow while an update is traced.
     """
 
-    def __init__(self, model, *, loops="auto", memory=None, act_of=None, moment_of=None):
+    def __init__(self, model, *, loops="auto", memory=None, act_of=None, moment_of=None, is_named=None):
         self._model = model
         self._loops = check_loops(loops)
         self._memory = check_memory(memory, "recurrent_memory")
         self._act_of = act_of or (lambda name: None)
         self.moment_of = moment_of
+        self._is_named = is_named or (lambda name: False)
         self.reasons: dict = {}
+        self.ran: set = set()
         self._shapes: dict = {}  # layer -> `CompiledShapes`
 
     @contextlib.contextmanager
@@ -116,6 +120,38 @@ class RecurrentCore:
                 f"or leave {what} out."
             )
 
+    def leave_inside(self, name):
+        """Leaves a layer that is part of another one's cell to Keras: what is asked of all layers is not for it."""
+        self.reasons[name] = "it runs inside the time step of another recurrent layer"
+        if self._is_named(name):
+            raise ValueError(
+                f"The layer {name!r} cannot have an action on its gradient, because {self.reasons[name]}. Give the "
+                f"action to that layer instead of {{{name!r}: …}}."
+            )
+
+    def check(self, owner):
+        """Raises if something was asked of recurrent layers that the update, which was traced, never comes to.
+
+        Args:
+            owner: the engine.
+        """
+        layers = self.describe()
+        owner.steering.check_layers(layers)
+        if owner.run_eagerly:  # nothing ran yet
+            return
+        owner.steering.check_ran(self.ran)
+        asked = {"recurrent_memory": self._memory, "bptt_updates": owner.bptt_updates}
+        asked = [f"`{name}` is {value!r}" for name, value in asked.items() if value]
+        if asked and not any(name in self.ran for name in layers):
+            raise ValueError(
+                f"{' and '.join(asked)}, and the update of this trainer runs no recurrent layer that it could be for; "
+                f"those of the model are {list(layers)}. Leave it out; in a `train_step` of your own let "
+                "`self.minimize(batch)` take the gradients."
+            )
+        for name in layers if owner.overrides("train_step") else ():
+            if name not in self.ran:
+                self.reasons.setdefault(name, "`train_step` takes its gradients by itself")
+
     def options(self, name):
         """(act, memory) of a layer."""
         return self._act_of(name), self._memory
@@ -137,11 +173,13 @@ class _Entry:
         name = self._names.get(id(call.layer))
         if name is None:
             return None
+        if active.in_time_step():
+            self._core.leave_inside(name)
+            return None
+        self._core.ran.add(name)
         options = self.options(call.layer)
         way, reason = self._core.choice(name, call.layer, call.anew)
-        if active.in_time_step():
-            way, reason = "keras", "it runs inside the time step of another recurrent layer"
-        elif way != "keras" and tf.executing_eagerly() and not any((options.act, options.memory, call.anew)):
+        if way != "keras" and tf.executing_eagerly() and not any((options.act, options.memory, call.anew)):
             way, reason = "keras", "the update runs eagerly"
         if way == "keras":
             options.note(reason)
@@ -156,6 +194,7 @@ class _Entry:
 
     def action(self, name):
         """The action on the gradient of a loop of this name."""
+        self._core.ran.add(name)
         return self._core.options(name)[0]
 
     @property

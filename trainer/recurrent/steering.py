@@ -6,8 +6,8 @@ import difflib
 import numpy as np
 import tensorflow as tf
 
-from looptape.trainer.recurrent import internals
-from looptape.trainer.recurrent.actions import Cut, Moment
+from looptape.trainer.recurrent import active, internals
+from looptape.trainer.recurrent.actions import Action, Cut, Moment, checked
 from looptape.trainer.variables import OWN_CALL
 
 
@@ -98,6 +98,26 @@ class Steering:
                     f"{hint}"
                 )
 
+    def names(self, layer):
+        """Whether actions are given for this very layer."""
+        return isinstance(self._actions, dict) and layer in self._actions
+
+    def check_ran(self, ran):
+        """Raises if the update never came to a loop that it is to act on.
+
+        Args:
+            ran: names of the loops that the update came to, while it was traced.
+        """
+        named = self._actions if isinstance(self._actions, dict) else {}
+        unused = [name for name in named if name not in ran]
+        if unused or (self and not ran):
+            what = f"The actions on {unused}" if unused else "`timestep_actions`, `bptt_window` or the hook"
+            raise ValueError(
+                f"{what} would never act: the update of this trainer runs {sorted(ran) or 'no recurrent layer'}, and "
+                "only what `compute_losses` runs is steered. In a `train_step` of your own let `self.minimize(batch)` "
+                "take the gradients, not a tape; or leave the actions out."
+            )
+
     def on(self, layer):
         """The actions on one layer, in order."""
         own = self._actions.get(layer, ()) if isinstance(self._actions, dict) else self._actions
@@ -127,21 +147,23 @@ class Steering:
         for number, gradient in enumerate(gradients):
             name = LayerState(layer)
             name.state = number
-            units = tf.cast(self.now()[1], gradient.dtype)
-            new = self._hook(name, t, gradient * units)
+            # Wide, as actions compute: times its units a float16 gradient would lose what a loss scale kept.
+            wide = tf.cast(gradient, tf.float64 if gradient.dtype == tf.float64 else tf.float32)
+            units = tf.cast(self.now()[1], wide.dtype)
+            new = self._hook(name, t, wide * units)
             if new is None:
                 raise ValueError(
                     f"`transform_timestep_gradient` returned None for the gradient of layer {layer!r}; it must return "
                     "a gradient of the same shape. End it with `return gradient`."
                 )
             new = tf.convert_to_tensor(new)
-            if new.dtype != gradient.dtype or not new.shape.is_compatible_with(gradient.shape):
+            if new.dtype != wide.dtype or not new.shape.is_compatible_with(gradient.shape):
                 raise ValueError(
                     f"`transform_timestep_gradient` returned {new.shape} {new.dtype.name} for a gradient "
-                    f"{gradient.shape} {gradient.dtype.name} of layer {layer!r}; shape and type must stay. Cast the "
+                    f"{gradient.shape} {wide.dtype.name} of layer {layer!r}; shape and type must stay. Cast the "
                     "result, or keep the batch axis."
                 )
-            found.append(tf.math.divide_no_nan(new, units))
+            found.append(tf.cast(tf.math.divide_no_nan(new, units), gradient.dtype))
         return found
 
 
@@ -174,9 +196,61 @@ class Act:
         return list(gradients)
 
 
+class _Lent:
+    """What `Act` asks of a `Steering`, for actions that were given to one loop."""
+
+    def __init__(self):
+        self._moment_of = active.moment_of() or (lambda layer, t: Moment(t, np.int64(0), 1.0, layer))
+
+    @property
+    def is_paused(self):
+        return self._moment_of("", 0) is None
+
+    def now(self):
+        moment = self._moment_of("", 0)
+        return moment.step, moment.units
+
+    def hooked(self, layer, t, gradients):
+        return gradients
+
+
+class _CheckedFunction:
+    """A user's `act`, whose results are looked at."""
+
+    def __init__(self, function):
+        self._function = function
+        self.carried = getattr(function, "carried", None) and self._on_carried
+
+    def _on_carried(self, t, gradients, sender):
+        return checked("`act.carried`", self._function.carried(t, gradients, sender), gradients)
+
+    def __call__(self, t, gradients, valid=None):
+        return checked("`act`", self._function(t, gradients, valid), gradients)
+
+
+def act_on_loop(given, name):
+    """The `act` of a loop, from an action, a list of them, or a function; see `adjoint_loop.AdjointLoop`."""
+    if isinstance(given, Act):
+        return given
+    if isinstance(given, Action | list | tuple):
+        return Act(_Lent(), name or "recurrent_loop", check_actions(given))
+    if not callable(given) or isinstance(given, type):
+        raise TypeError(
+            f"`act` is {given!r}; it must be an action such as looptape.timesteps.ClipNorm(1.0), a list of them, or a "
+            "function `(t, gradients, valid) -> gradients`. Leave it out for none."
+        )
+    return _CheckedFunction(given)
+
+
 def check_actions(actions):
     """A tuple of actions, or {layer: tuple of actions}."""
     if isinstance(actions, dict):
+        for name, own in actions.items():
+            if isinstance(own, dict):
+                raise TypeError(
+                    f"`timestep_actions` has {own!r} for the layer {name!r}; it must be an action or a list of them. "
+                    "For one of its states give the action `state`: ClipNorm(1.0, state='cell')."
+                )
         return {name: check_actions(own) for name, own in actions.items()}
     listed = actions if isinstance(actions, list | tuple) else [actions]
     for action in listed:

@@ -247,3 +247,30 @@ def test_bad_results_and_layers():
         Steering({"lstn": [ClipNorm(1.0)]}).check_layers(["lstm", "gru"])
     with pytest.raises(TypeError, match="`timestep_actions` has 3; each must be an action"):
         Steering([3])
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_states_of_more_axes_are_acted_on_as_flat_ones(name):
+    """ConvLSTM's are [batch, time or width, …, filters]; here the batch is as large as the width, and it is not."""
+    random = np.random.default_rng(0)
+    for shape in ([4, 4, 2], [3, 5, 2, 2]):
+        wide = [tf.constant(random.normal(size=shape), tf.float32) for _ in range(2)]
+        flat = [tf.reshape(state, [shape[0], -1]) for state in wide]
+        for given in GIVEN[name]:
+            senders = [None, tf.constant([[2]] * shape[0])] if given.carried else [None]
+            for sender in senders:
+                moment = Moment(tf.constant(1), tf.constant(STEP, tf.int64), 0.2, "layer", sender)
+                for one, other in zip(given(wide, moment), given(flat, moment), strict=True):
+                    np.testing.assert_array_equal(tf.reshape(one, other.shape), other)
+
+
+@pytest.mark.parametrize("schedule", [lambda step: [1.0, 2.0], lambda step, other: 1.0, lambda step: 1 / 0])
+def test_a_schedule_that_is_none(schedule):
+    with pytest.raises(ValueError, match=r"`factor` of Scale (is array|failed at step 0: (Type|ZeroDivision)Error)"):
+        Scale(schedule)
+
+
+@pytest.mark.parametrize("seed", [1.5, -1, True])
+def test_a_seed_that_is_none(seed):
+    with pytest.raises(ValueError, match=f"`seed` of Detach is {seed}; it must be an integer from 0"):
+        Detach(0.5, seed=seed)

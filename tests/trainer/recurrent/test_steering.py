@@ -228,6 +228,11 @@ def test_what_is_looked_at_is_the_gradient_as_it_is():
     [
         ({"timestep_actions": {"lstn": [timesteps.Scale(0.5)]}}, "layer 'lstn'.*Did you mean 'lstm'"),
         ({"timestep_actions": ["clip"]}, "`timestep_actions` has 'clip'"),
+        (
+            {"timestep_actions": {"lstm": {"h": [timesteps.Scale(0.5)]}}},
+            "for the layer 'lstm'; it must be an action",
+        ),
+        ({"bptt_updates": "yes", "bptt_window": 2}, "`bptt_updates` is 'yes'; it must be True or False"),
         ({"timestep_actions": [timesteps.Normalize]}, "`timestep_actions` has <class .*Normalize'>; each must be"),
         ({"bptt_window": 0}, "`bptt_window` is 0; it must be at least 1"),
     ],
@@ -318,3 +323,101 @@ def test_how_often_a_clip_acted(tmp_path):
         rows = [values for _, values in read_events(directory / "train") if "timestep/minimal/acted" in values]
         with_limit[limit] = [float(values["timestep/minimal/acted"]) for values in rows]
     assert with_limit == {1e-9: [1.0], 1e9: [0.0]}
+
+
+class OwnTape(Trainer):
+    """A `train_step` that `timestep_actions` cannot know."""
+
+    def train_step(self, batch):
+        inputs, targets = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.model(inputs, training=True) - targets))
+        variables = self.model.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timestep_actions": [timesteps.Scale(0.0)]}, "would never act: the update of this trainer runs no recurrent"),
+        ({"timestep_actions": {"lstm": timesteps.Scale(0.0)}}, r"The actions on \['lstm'\] would never act"),
+        ({"bptt_window": 2}, "`bptt_window` or the hook would never act"),
+        ({"recurrent_memory": "sqrt"}, "`recurrent_memory` is 'sqrt', and the update .* runs no recurrent layer"),
+    ],
+)
+def test_what_is_asked_of_an_update_with_a_tape_of_its_own(options, message):
+    trainer = OwnTape(model(), "sgd", **options)
+    with pytest.raises(ValueError, match=message):
+        trainer.fit((X, Y), steps=1, batch_size=BATCH, progress=False)
+
+
+def test_the_summary_of_an_update_with_a_tape_of_its_own(capsys):
+    trainer = OwnTape(model(), "sgd")
+    trainer.fit((X, Y), steps=1, batch_size=BATCH, progress=False)
+    trainer.summary()
+    assert "lstm: Keras's: `train_step` takes its gradients by itself" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [{"recurrent_memory": 10**6}, {"bptt_window": 2, "bptt_updates": True}])
+def test_what_is_asked_of_a_model_without_recurrent_layers(options):
+    net = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match=r"runs no recurrent layer that it could be for; those of the model are \[\]"):
+        fit(net, (), **options)
+
+
+class Unchanged(Trainer):
+    def transform_timestep_gradient(self, layer, t, gradient):
+        assert gradient.dtype == tf.float32
+        return gradient
+
+
+@pytest.mark.parametrize("kind", ["lstm", "minimal"])
+def test_a_hook_that_changes_nothing_in_float16(kind):
+    """Loss weight 1e-5: in float16 the gradient without its loss scale has few bits left."""
+
+    def updated(trainer_class):
+        net = model(kind)
+        data = tf.data.Dataset.from_tensors((X, Y)).repeat()
+        options = {"loss_weights": {"error": 1e-5}}
+        trainer_class(net, keras.optimizers.SGD(1e4), {"error": "mse"}, **options).fit(data, steps=1, progress=False)
+        return net
+
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        hooked, plain, start = updated(Unchanged), updated(Trainer), model(kind)
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert_same_weights(hooked, plain, tolerance=1e-6)
+    assert max(np.abs(a - b).max() for a, b in zip(plain.get_weights(), start.get_weights(), strict=True)) > 1e-3
+
+
+@keras.saving.register_keras_serializable("tests")
+class Outer(keras.layers.Layer):
+    """A cell that runs a recurrent layer over the features of each time step."""
+
+    state_size = output_size = 3
+
+    def build(self, shape):
+        self.inner = keras.layers.GRU(3, name="inner")
+        self.inner.build((shape[0], shape[-1], 1))
+
+    def call(self, inputs, states):
+        state = states[0] + self.inner(inputs[..., tf.newaxis])
+        return state, [state]
+
+
+def nested():
+    keras.utils.set_random_seed(1)
+    outer = keras.layers.RNN(Outer(), return_sequences=True, name="outer")
+    return keras.Sequential([keras.Input((TIME, 2)), outer, keras.layers.Dense(1)])
+
+
+def test_a_layer_inside_a_cell_is_left_out():
+    everywhere, outside = nested(), nested()
+    fit(everywhere, [timesteps.ClipNorm(0.02)], steps=1, recurrent_memory="sqrt", bptt_window=4)
+    fit(outside, {"outer": [timesteps.Cut(every=4), timesteps.ClipNorm(0.02)]}, steps=1)
+    assert_same_weights(everywhere, outside)
+    with pytest.raises(ValueError, match="'inner' cannot have an action on its gradient, because it runs inside"):
+        fit(nested(), {"inner": timesteps.Scale(0.5)}, steps=1)

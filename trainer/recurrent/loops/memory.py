@@ -6,6 +6,7 @@ T/K + K states in place of T, the fewest at K = √T, for one forward pass more.
 """
 
 import math
+import numbers
 import re
 
 import tensorflow as tf
@@ -21,8 +22,8 @@ def check_memory(value, name="memory"):
         return value
     if isinstance(value, str) and (_BYTES.fullmatch(value) or _STRIDE.fullmatch(value)):
         return value
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1:
+        return int(value)
     raise ValueError(
         f'`{name}` is {value!r}; it must be None (keep every state), "sqrt", a number of bytes, an amount '
         'such as "500MB" in KB, MB or GB, or "every 16" to keep every 16th state. Use "sqrt" for the least memory.'

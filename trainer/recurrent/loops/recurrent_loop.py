@@ -25,6 +25,7 @@ from looptape.trainer.recurrent.loops.memory import check_memory, stride_of
 from looptape.trainer.recurrent.loops.python_steps import swap
 from looptape.trainer.recurrent.loops.state_loop import First
 from looptape.trainer.recurrent.loops.steps import FunctionStep
+from looptape.trainer.recurrent.steering import act_on_loop
 
 
 class Layout(NamedTuple):
@@ -65,9 +66,9 @@ def recurrent_loop(
         name: report the gradients of the states under this name when a `ProbeSession` is active.
         memory: keep fewer states for the backward pass and compute the others again: "sqrt" for the fewest; a number of
             bytes, or "500MB", beyond which the fewest are kept; "every 16" for every 16th; None for all.
-        act: `act(t, gradients, valid) -> gradients` changes the gradient of the states on its way back, a list of
-            [batch, ...] tensors; see `AdjointLoop`. By default what the `Trainer` that trains does to a
-            layer of this name.
+        act: an action of `looptape.timesteps` or a list of them; or `act(t, gradients, valid) -> gradients`, which
+            changes the gradient of the states on its way back, a list of [batch, ...] tensors; see `AdjointLoop`. By
+            default what the `Trainer` that trains does to a layer of this name.
 
     Returns:
         outputs [batch, time, ...] (or the last one, [batch, ...]) and the final states.
@@ -75,7 +76,8 @@ def recurrent_loop(
     layout = Layout(go_backwards, unroll, return_sequences, zero_output_for_mask)
     session = active.session()
     record = session.open_loop(name, layout) if session is not None and name is not None else None
-    options = Options(active.action(name) if act is None else act, check_memory(memory))
+    act = active.action(name) if act is None else act_on_loop(act, name)
+    options = Options(act, check_memory(memory))
     last, outputs, states = run(FunctionStep(step), inputs, states, mask, layout, record, options)
     return (outputs if return_sequences else last), states
 

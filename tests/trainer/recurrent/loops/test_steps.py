@@ -130,3 +130,50 @@ def test_a_tf_variable_that_no_keras_variable_is_asked_for():
     message = r"its time step reads the `tf.Variable`s \['.*kernel:0', '.*bias:0'\] inside the loop over updates"
     with pytest.raises(RuntimeError, match=message):
         trained(OfVariable, memory="sqrt")
+
+
+def gradient_with(act):
+    """Of a loop's loss with respect to a kernel, with `act` in the backward pass."""
+    kernel = tf.constant(RANDOM_KERNEL)
+
+    def step(t, x, states):
+        state = tf.tanh(x + states[0] @ kernel)
+        return state, [state]
+
+    @tf.function(autograph=False)
+    def run():
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            outputs, _ = recurrent_loop(step, tf.constant(X), [tf.zeros([BATCH, 3])], act=act)
+            total = tf.reduce_sum(outputs**2)
+        return tape.gradient(total, kernel)
+
+    return run().numpy()
+
+
+RANDOM_KERNEL = RANDOM.normal(size=(3, 3)).astype("float32")
+
+
+def test_actions_of_one_loop():
+    def halved(t, gradients, valid):
+        return [0.5 * gradient for gradient in gradients]
+
+    expected = gradient_with(halved)
+    for act in (timesteps.Scale(0.5), [timesteps.ClipNorm(1e9), timesteps.Scale(0.5)]):
+        np.testing.assert_allclose(gradient_with(act), expected, rtol=1e-6)
+    assert np.abs(gradient_with([]) - expected).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda t, gradients, valid: None, r"`act` returned None for 1 gradient\(s\)"),
+        (lambda t, gradients, valid: gradients * 2, "`act` returned 2 gradients for 1. Return all of them"),
+        (lambda t, gradients, valid: [gradients[0][:, :1]], r"`act` returned \(4, 1\) float32 for a gradient \(4, 3\)"),
+        (0.5, "`act` is 0.5; it must be an action such as"),
+        ([0.5], "has 0.5; each must be an action"),
+    ],
+)
+def test_an_act_that_cannot_be(act, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        gradient_with(act)
