@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from looptape.dashboard.run_data import read
     from looptape.errors import ProbeError, Refused, WorkerLost
     from looptape.experiments.cluster.joining import joined
-    from looptape.trainer.data.indexed_data import IndexedData
-    from looptape.trainer.data.source import ShardedData
+    from looptape.trainer.data.by_worker.indexed_data import IndexedData
+    from looptape.trainer.data.by_worker.sharded_data import ShardedData
     from looptape.trainer.optim.warmup_schedule import WarmupSchedule
     from looptape.trainer.probing import probe
     from looptape.trainer.recurrent.loops.recurrent_loop import recurrent_loop
@@ -48,8 +48,8 @@ __all__ = [
 _MODULES = ("analysis", "errors", "launch", "loggers", "losses", "models", "timesteps")
 _PARTS = ("absl", "keras", "looptape", "numpy", "tensorboard", "tensorflow")
 _FROM = {
-    "IndexedData": "looptape.trainer.data.indexed_data",
-    "ShardedData": "looptape.trainer.data.source",
+    "IndexedData": "looptape.trainer.data.by_worker.indexed_data",
+    "ShardedData": "looptape.trainer.data.by_worker.sharded_data",
     "ProbeError": "looptape.errors",
     "Refused": "looptape.errors",
     "Stage": "looptape.trainer.step.gradients.own_stages",

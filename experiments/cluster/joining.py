@@ -11,7 +11,7 @@ import traceback
 
 import tensorflow as tf
 
-from looptape.experiments.cluster import heartbeat, tf_config
+from looptape.experiments.cluster import environment, heartbeat, tf_config
 from looptape.experiments.launch.flags import flag_lines
 from looptape.experiments.launch.options import Refused
 from looptape.trainer.distribution import exchange
@@ -33,7 +33,7 @@ def join():
         count, rank = tf_config.check(os.environ.get("TF_CONFIG"))
     except ValueError as error:
         raise Refused(f"`strategy` is multi_worker: {error}") from None
-    seconds = float(os.environ.get("LOOPTAPE_START_SECONDS", _START_SECONDS))
+    seconds = environment.seconds("LOOPTAPE_START_SECONDS", _START_SECONDS, zero=False)
     print(f"worker {rank} of {count} waits up to {seconds:.0f} s for the others", file=sys.stderr, flush=True)
     # A watchdog in C, because TensorFlow waits in C++: neither signals nor other threads of Python come through.
     faulthandler.dump_traceback_later(seconds, exit=True)

@@ -29,6 +29,13 @@ def normalized():
     return small_model(keras.layers.BatchNormalization, lambda: keras.layers.Dropout(0.5, seed=3))
 
 
+def stateful():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5, 3), batch_size=12)
+    hidden = keras.layers.LSTM(4, stateful=True)(inputs)
+    return keras.Model(inputs, keras.layers.Dense(2, name="out")(hidden))
+
+
 class Two(Trainer):
     """Losses of different masks, so that each has a divisor of its own; a scalar; something logged."""
 
@@ -86,6 +93,13 @@ def shuffled(seed=4, batch=13):
     """Endless; batches of 13 examples do not divide by two."""
     tf.random.set_seed(4)  # a part of what a shuffle is seeded with
     return tf.data.Dataset.from_tensor_slices((X, Y, MASK)).shuffle(36, seed=seed).repeat().batch(batch)
+
+
+def other_last(rank):
+    """`X` with another last example on each worker."""
+    x = X.copy()
+    x[-1] += rank
+    return x
 
 
 def broken():
@@ -169,11 +183,14 @@ CASES = {
     "other data": {},
     "unseeded": {"steps_per_call": 2},
     "indexed": {"optimizer": adam, "accumulation_steps": 2, "ema_decay": 0.9},
+    "stateful": {"model": stateful},
     "other index": {},
     "other example": {"steps_per_call": 1},
     "ends earlier": {"steps_per_call": 5},
     "evaluates fewer": {},
     "evaluates other": {},
+    "evaluates other later": {},
+    "evaluates other by index": {},
     "waiting": {"optimizer": adam, "steps_per_call": 7},
     "by tensorflow": {"optimizer": adam, "cls": ByTensorFlow},
     "differing": {},

@@ -108,6 +108,20 @@ def test_workers_that_read_their_own_rows_equal_one_device(count, tmp_path):
 
 
 @pytest.mark.long
+def test_a_stateful_layer_on_workers_that_read_their_own_rows_equals_one_device(tmp_path):
+    """Each worker keeps the states of its six rows of twelve."""
+    first, second = processes.run_workers("stateful", tmp_path)
+    assert_equal(first, second)
+    trainer, data = cases.made(None, **cases.CASES["stateful"]), cases.batched(12)
+    options = {"eval_dataset": data, "eval_every": 20, "log_every": 10, "progress": False}
+    history = trainer.fit(data.repeat(), steps=40, **options).history
+    for index, variable in enumerate(trainer.model.variables):
+        np.testing.assert_allclose(first[f"weight{index}"], variable.numpy(), rtol=0, atol=1e-6, err_msg=variable.path)
+    for name, values in history.items():
+        np.testing.assert_allclose(first[f"history/{name}"], values, rtol=2e-5, err_msg=name)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("count", [3, 4])
 def test_batches_smaller_than_the_number_of_workers_equal_one_device(count, tmp_path):
     reached = processes.run_workers("few", tmp_path, count=count)
@@ -230,6 +244,21 @@ def test_a_worker_is_lost_while_another_waits_for_its_gradients(fault, tmp_path)
 
 
 @pytest.mark.long
+def test_a_worker_whose_main_thread_hangs_is_named_and_given_up(tmp_path):
+    """In its data function; its heartbeat answers."""
+    limits = {"LOOPTAPE_HEARTBEAT_SECONDS": "3", "LOOPTAPE_HANG_SECONDS": "8"}
+    with processes.started([processes.worker("waiting", tmp_path)] * 2, tmp_path, **limits) as both:
+        assert processes.wait(both[:1]) == [joining.LOST], processes.log(tmp_path, 0)[-2000:]
+    log = processes.log(tmp_path, 0)
+    assert (tmp_path / "hangs").exists()
+    assert re.search(
+        r"worker 0 has waited \d s for workers \[1\], which are alive but late; it gives up after 8 s", log
+    )
+    told = r"worker 0 of 2 \(localhost:\d+\) has lost another worker after step \d+\. Start all workers again .*"
+    assert re.search(told + r"has waited for workers \[1\] for 8 s, in which they answered but did nothing", log), log
+
+
+@pytest.mark.long
 def test_sigterm_to_one_worker_stops_all_at_one_step(tmp_path):
     whole = processes.run_workers("everything", tmp_path / "whole")[0]
     path = tmp_path / "stopped"
@@ -272,6 +301,8 @@ def test_workers_with_other_data_are_refused(case, tmp_path):
         ("evaluates fewer", r"The workers differ in the number of batches: the data of some end before"),
         ("other example", r"The workers differ in data: workers \[1\] "),
         ("evaluates other", r"The workers differ in data to evaluate: workers \[1\] "),
+        ("evaluates other later", r"The workers differ in data to evaluate: workers \[1\] "),
+        ("evaluates other by index", r"The workers differ in data to evaluate: workers \[1\] "),
     ],
 )
 def test_workers_whose_data_differ_later_or_in_number_are_refused(case, told, tmp_path):

@@ -38,6 +38,8 @@ def data_of(case, rank, directory):
     if case in ("indexed", "other index"):
         seed = rank if case == "other index" else 0
         return cases.by_index(seed=seed), cases.by_index(batch_size=7, shuffle=False)
+    if case == "stateful":
+        return cases.by_index(batch_size=12, shuffle=False), cases.by_index(batch_size=12, shuffle=False)
     if case == "other example":
         x = cases.X.copy()
         x[20] += rank
@@ -56,6 +58,10 @@ def data_of(case, rank, directory):
         return cases.shuffled(), cases.ending(3 - rank)
     if case == "evaluates other":
         return cases.shuffled(), cases.batched(13, cases.X + rank)
+    if case == "evaluates other later":
+        return cases.shuffled(), cases.batched(13, cases.other_last(rank))
+    if case == "evaluates other by index":
+        return cases.by_index(), cases.by_index(x=cases.X + rank, shuffle=False)
     data = cases.broken() if case == "nan" else cases.shuffled(seed=4 + rank if case == "other data" else 4)
     return data, cases.held_out()
 

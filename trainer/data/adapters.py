@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from looptape.trainer.data.indexed_data import IndexedData
+from looptape.trainer.data.by_worker.indexed_data import IndexedData
 
 SECOND_PASS = (
     "An iterator can be passed over once, and this is the second pass. Pass the function that makes it, without "

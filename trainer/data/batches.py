@@ -201,6 +201,26 @@ def share_of_replica(batch, replica, owner, own_rows):
     return slice_for_replica(batch, replica - owner.workers.rank * each, each)
 
 
+def with_all_rows(batch, workers, own_rows):
+    """A batch with as many rows as all workers have: the same rows for each. For a trace outside replicas.
+
+    A stateful layer has a state for each row of the global batch, and takes no other number of rows.
+
+    Args:
+        batch: the global one, which stays as it is, or, with `own_rows`, that of this worker.
+        workers: their number.
+        own_rows: whether the batch has the rows of this worker only.
+    """
+
+    def part(leaf):
+        if leaf.shape.rank == 0 or not own_rows:
+            return leaf
+        copies = [leaf] * workers
+        return tf.sparse.concat(0, copies) if isinstance(leaf, tf.SparseTensor) else tf.concat(copies, axis=0)
+
+    return tf.nest.map_structure(part, batch)
+
+
 # Elements of each part of a batch that go into its checksum.
 _SUMMED = 65_536
 

@@ -27,6 +27,21 @@ def loose_ends(dataset):
     return found
 
 
+def moving_parts(dataset):
+    """{operations with a state of their own or random numbers}, as far as they tell; Python code is not looked at."""
+    kinds = {kind for kind, _ in _operations(dataset)}
+    return {kind for kind in kinds if _WRITING.fullmatch(kind) or (_UNSAVED.fullmatch(kind) and "PyFunc" not in kind)}
+
+
+def unseeded_shuffles(dataset):
+    """Whether a dataset has a shuffle that draws another order in each process."""
+    parts = [dataset]
+    for part in parts:
+        parts += getattr(part, "_inputs", tuple)()
+    shuffles = [part for part in parts if hasattr(part, "_seed") and hasattr(part, "_seed2")]
+    return any(int(part._seed) == int(part._seed2) == 0 for part in shuffles)
+
+
 def runs_python(dataset):
     """Whether batches come out of Python, whose own state moves with every batch: a generator or a `PyDataset`."""
     return any(kind in ("GeneratorDataset", "PyFunc", "EagerPyFunc") for kind, _ in _operations(dataset))
@@ -34,9 +49,13 @@ def runs_python(dataset):
 
 # Operations with a state or a source of their own beside the iterator. Those called Stateless… have none.
 _UNSAVED = re.compile(
-    r"Random(?!Dataset).*|Stateful(Uniform|StandardNormal|TruncatedNormal|Random).*|(Parameterized)?TruncatedNormal|"
+    r"Random(?!Dataset|IndexShuffle).*|Stateful(Uniform|StandardNormal|TruncatedNormal|Random).*|(Parameterized)?TruncatedNormal|"
     r"Multinomial|SampleDistortedBoundingBox.*|Rng.*|(Eager)?PyFunc"
 )
+
+
+# Operations that change a variable.
+_WRITING = re.compile(r"Assign(Add|Sub)?VariableOp|Resource(Scatter|Apply).*|Lookup.*Insert.*|(Stack|Queue).*Push.*")
 
 
 def _operations(dataset):

@@ -16,11 +16,12 @@ import keras
 import tensorflow as tf
 
 from looptape.trainer import arguments
-from looptape.trainer.data import batches, pipeline
+from looptape.trainer.data import pipeline
 from looptape.trainer.data.adapters import as_dataset, converted, is_examples
-from looptape.trainer.data.indexed_data import IndexedData
+from looptape.trainer.data.by_worker.indexed_data import IndexedData
+from looptape.trainer.data.by_worker.sharded_data import ShardedData
 from looptape.trainer.data.literal_path import literal
-from looptape.trainer.data.resumability import has_clock, loose_ends, runs_python
+from looptape.trainer.data.resumability import has_clock, loose_ends, moving_parts, runs_python, unseeded_shuffles
 
 _ALIVE: weakref.WeakSet = weakref.WeakSet()
 
@@ -101,6 +102,10 @@ class Source:
         """Whether Python code makes each batch: a generator, an environment, a `PyDataset`."""
         made = callable(self.data) or hasattr(self.data, "__next__") or isinstance(self.data, keras.utils.PyDataset)
         return made and not isinstance(self.data, tf.data.Dataset)
+
+    def describe(self):
+        """The pipeline's operations and their options, as `pipeline.describe`, to be compared with a checkpoint's."""
+        return pipeline.describe(self.dataset)
 
     def remaining(self):
         """Batches left in this pass, or None if that is not known."""
@@ -204,16 +209,10 @@ class IndexedSource(Source):
         super().__init__(data, data.dataset(repeat=repeat, rank=workers.rank, workers=workers.count))
         self.own_rows = workers.count > 1
         self.description = repr(data)
-        # Not a dataset: one with Python code may deadlock when it is dropped.
-        self._checksum = tf.function(lambda number: batches.checksum(self.data.function(number)))
-        self._samples = 0
 
     def sample(self):
         """The checksum of one example, of another one each time. Each worker draws the same ones, from all of them."""
-        last = tf.constant(self.data.number - 1, tf.int64)
-        place = tf.constant(self._samples % self.data.number, tf.int64)
-        self._samples += 1
-        return int(self._checksum(tf.random.experimental.index_shuffle(place, [0, 1], last)))
+        return self.data.samples.draw()
 
     def _from(self, start):
         made = self.data.dataset(start, repeat=self._repeat, rank=self._rank, workers=self._workers)
@@ -224,13 +223,30 @@ class IndexedSource(Source):
         return self.passes * self.data.batches_per_pass + self.position
 
     def checkpointable(self, warn=True):
-        """No iterator has to be saved: the position, an integer, is enough."""
+        """No iterator has to be saved: the position, an integer, is enough.
+
+        Warns once, before the first step, if the function makes other examples after a resume.
+        """
+        found = moving_parts(self.dataset) if warn and not self._examined else ()
+        self._examined = self._examined or warn
+        if found:
+            warnings.warn(
+                "The function of the `IndexedData` has operations with a state of their own "
+                f"({', '.join(sorted(found))}), which no checkpoint holds: a resumed run, and one with another number "
+                "of workers, will not get the same examples. Make random numbers of the index, e.g. "
+                "tf.random.stateless_normal(shape, seed=[1, index]).",
+                stacklevel=2,
+            )
         return False
+
+    def describe(self):
+        """No operations: they depend on the number of workers, and the `description` tells what the order does."""
+        return [["IndexedData", {}]]
 
     def identity(self):
         """Values that must be equal on all workers: the arguments, and one example of the next batch."""
         number = int(self.data.indices(self._start)[0])
-        [example] = tf.data.Dataset.from_tensors(tf.constant(number, tf.int64)).map(self.data.function)
+        [example] = tf.data.Dataset.from_tensors(tf.constant(number, tf.int64)).map(self.data.example)
         return self.description, example
 
     def can_refetch(self):
@@ -250,36 +266,6 @@ class IndexedSource(Source):
         self.iterator = self._from(self._start)
 
 
-class ShardedData:
-    """Batches that each worker makes for itself, by a pipeline that shards its files or examples. For `Trainer.fit`.
-
-    The global batch of an update is the union of the workers' batches; their sizes may differ. A pipeline that ends is
-    repeated. A resumed run recreates the pipelines and skips the batches that were used, so they must yield the same
-    batches each time; it needs as many workers as before. Prefer `IndexedData` if examples have indices.
-
-    Args:
-        function: (rank, workers) → `tf.data.Dataset` of this worker's batches; a single process gets (0, 1).
-    """
-
-    def __init__(self, function):
-        if not callable(function):
-            raise TypeError(
-                f"`function` is {function!r}; it must be a function (rank, workers) → tf.data.Dataset of batches. "
-                "Use e.g. looptape.ShardedData(lambda rank, workers: data.shard(workers, rank).batch(8))."
-            )
-        self.function = function
-
-    def dataset(self, workers):
-        """The endless dataset of one of the `Workers`."""
-        made = self.function(workers.rank, workers.count)
-        if not isinstance(made, tf.data.Dataset):
-            raise TypeError(
-                f"The function of a `ShardedData` returned {type(made).__name__} for worker {workers.rank} of "
-                f"{workers.count}; it must return a tf.data.Dataset of batches."
-            )
-        return made if made.cardinality() == tf.data.INFINITE_CARDINALITY else made.repeat()
-
-
 class ShardedSource(Source):
     """The position in a `ShardedData`: each worker counts the batches of its own pipeline.
 
@@ -294,7 +280,21 @@ class ShardedSource(Source):
         self.description = f"ShardedData of {workers.count} workers"
 
     def checkpointable(self, warn=True):
-        """One checkpoint cannot hold the iterators of all workers; the position, equal on all of them, is enough."""
+        """One checkpoint cannot hold the iterators of all workers; the position, equal on all of them, is enough.
+
+        Warns once, before the first step, if the batches after a resume are others.
+        """
+        found = []
+        if warn and not self._examined:
+            self._examined = True
+            found = loose_ends(self.dataset) + [f"{kind} has a state" for kind in sorted(moving_parts(self.dataset))]
+            found += ["a shuffle has no seed"] if unseeded_shuffles(self.dataset) else []
+        if found:
+            warnings.warn(
+                "A resumed run recreates the pipelines of the `ShardedData` and will not get the same batches: "
+                f"{'; '.join(found)}. Seed every shuffle, use `stateless` random operations, and keep the order.",
+                stacklevel=2,
+            )
         return False
 
     def identity(self):

@@ -19,6 +19,8 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
+from looptape.trainer.distribution import meetings
+
 _PIECE = 1 << 20  # bytes that are given to the system at a time
 _BLOCK = 1 << 18  # bytes that are added up as soon as they have come, while the processor still has them in its cache
 _BUFFER = 4 << 20  # of the system, for each connection and direction; the system may grant less
@@ -222,6 +224,10 @@ class Exchange:
             size: bytes that come; as many as `into` has by default. If they are more, it is filled again and again.
             full: called with the bytes received so far, whenever it is full and at the end.
         """
+        with meetings.own.one_more():
+            self._swap_bytes(to, out, source, into, size, full)
+
+    def _swap_bytes(self, to, out, source, into, size, full):
         sender, receiver = self._peers.get(to), self._peers.get(source)
         out, into = _bytes_of(out), _bytes_of(into)
         size = len(into) if size is None else size

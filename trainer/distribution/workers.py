@@ -13,6 +13,8 @@ import re
 import numpy as np
 import tensorflow as tf
 
+from looptape.trainer.distribution import meetings
+
 
 class WorkerLost(RuntimeError):
     """Another worker died or froze. This process cannot continue; restart all workers."""
@@ -136,7 +138,8 @@ class Workers(Alone):
     def share(self, numbers):
         if self.count == 1:
             return super().share(numbers)
-        return self._gather(tf.constant(np.asarray(numbers, np.int64))).numpy()
+        with meetings.own.one_more():
+            return self._gather(tf.constant(np.asarray(numbers, np.int64))).numpy()
 
     def share_texts(self, text):
         content = text.encode()

@@ -9,7 +9,7 @@ import tensorflow as tf
 from looptape.trainer.arguments import check_batch_count, check_integer
 from looptape.trainer.data import batches
 from looptape.trainer.data.adapters import as_dataset, as_inputs, check_data
-from looptape.trainer.data.indexed_data import IndexedData
+from looptape.trainer.data.by_worker.indexed_data import IndexedData
 from looptape.trainer.data.source import end
 from looptape.trainer.distribution import replica_sums
 from looptape.trainer.evaluation import forward_only
@@ -22,6 +22,7 @@ from looptape.trainer.variables import raw, recurrent_states, traced
 
 # Batches of the first call, and seconds that later ones take: bounds the time in which a signal waits.
 _FIRST_BATCHES, _SECONDS_PER_CALL = 8, 0.5
+_SAMPLES = 8  # examples of an `IndexedData` that workers compare before an evaluation; one more follows each call
 
 
 class Layout:
@@ -40,6 +41,7 @@ class Evaluation:
         self._owner = owner
         self._loops = {}  # {(`_own_rows`, `_asking`): the traced loop over batches}
         self._own_rows = False  # batches have the rows of this worker only, and not those of all
+        self._draw = None  # gives the checksum of examples by which the workers compare data of which each has rows
         self._asking = False  # before each batch the workers ask each other whether their data have ended
         self._predict = traced(self._outputs)
         self.tags = {}  # {result: TensorBoard's tag} of the latest evaluation
@@ -74,6 +76,7 @@ class Evaluation:
         owner = self._owner
         self._own_rows = isinstance(dataset, IndexedData) and owner.workers.count > 1
         description = repr(dataset) if self._own_rows else ""
+        self._draw = dataset.samples.draw if self._own_rows else None
         dataset = check_finite(as_dataset(dataset, batch_size, workers=owner.workers), steps, "evaluate")
         self._compare(dataset, steps, description)
         owner.build(dataset.element_spec)
@@ -86,7 +89,7 @@ class Evaluation:
         return results
 
     def _compare(self, dataset, steps, description):
-        """Refuses data of which the workers have different numbers of batches: some would wait for the others."""
+        """Refuses workers with other arguments or examples, or different numbers of batches: some would wait."""
         workers, length = self._owner.workers, int(dataset.cardinality())
         self._asking = workers.count > 1 and length == tf.data.UNKNOWN_CARDINALITY
         workers.check_same(
@@ -94,6 +97,8 @@ class Evaluation:
             number_of_batches_to_evaluate=(length, steps),
             data_to_evaluate=description,
         )
+        if self._own_rows:
+            workers.check_same(data_to_evaluate=self._draw(_SAMPLES))
 
     @contextlib.contextmanager
     def _leaving_state(self):
@@ -114,7 +119,8 @@ class Evaluation:
 
     def predict(self, dataset, steps=None, batch_size=32):
         check_integer("batch_size", batch_size, 1, "It is the number of examples in a batch.")
-        dataset = as_inputs(dataset, self._owner.model)
+        # The rows of what comes back are those of the examples.
+        dataset = dataset.in_order() if isinstance(dataset, IndexedData) else as_inputs(dataset, self._owner.model)
         batches_of = check_finite(as_dataset(dataset, batch_size), steps, "predict")
         with self._leaving_state(), self._owner.constants.noting("predict"):
             outputs = self._predictions(batches_of, steps)
@@ -140,22 +146,23 @@ class Evaluation:
         for layout in self._layouts:
             layout.sums.assign(tf.zeros_like(layout.sums))
         self._shown = set()
-        done, layout = 0, None
+        done, layout, checksum = 0, None, 0
         while steps is None or done < steps:
             rate, started = self._batches_per_second, time.monotonic()
             count = _FIRST_BATCHES if rate is None else max(int(rate * _SECONDS_PER_CALL), 1)
             count = self._owner.workers.chiefs(count if steps is None else min(count, steps - done))
             if self._owner.run_eagerly:
-                (made, checksum), index = self._eager(iterator, count), self._layout
+                (made, checksum), index = self._eager(iterator, count, checksum), self._layout
             else:
                 evaluate = self._loops.setdefault((self._own_rows, self._asking), traced(self._loop))
-                *numbers, updated = evaluate(iterator, tf.constant(count))
+                arguments = iterator, tf.constant(count), tf.constant(checksum, tf.int64)
+                *numbers, updated = evaluate(*arguments)
                 made, checksum, index = map(int, numbers)
                 self._show(dict(zip(self._owner.metrics, updated.numpy(), strict=False)))
             if made < 0:
                 raise self._owner.workers.uneven()
-            if not done and not self._own_rows:
-                self._owner.workers.check_same(data_to_evaluate=checksum)
+            # Of all batches up to here: workers whose results differ would go different ways.
+            self._owner.workers.check_same(data_to_evaluate=self._draw() if self._own_rows else checksum)
             done, layout = done + made, index
             if made < count:
                 break
@@ -166,15 +173,15 @@ class Evaluation:
             raise ValueError("There is nothing to evaluate: the dataset has no batch.")
         return self._layouts[layout]
 
-    def _eager(self, iterator, count):
-        checksum = 0
+    def _eager(self, iterator, count, checksum):
+        """(batches evaluated, checksum of all batches so far)."""
         for index in range(count):
             batch = next(iterator, None)
             if self._asking:
                 self._owner.workers.all_have(batch is not None)
             if batch is None:
                 return index, checksum
-            checksum = checksum if index or self._owner.workers.count == 1 else int(batches.checksum(batch))
+            checksum = int(self._add_checksum(tf.constant(checksum, tf.int64), batch))
             self._step(batch)
             self._show(self._updated)
         return count, checksum
@@ -183,8 +190,14 @@ class Evaluation:
         """Notes metrics that have results: one that no batch updates would show its initial value, mostly 0."""
         self._shown |= {name for name, moved in updated.items() if moved}
 
-    def _loop(self, iterator, count):
-        """(batches evaluated, checksum of the first, index of the layout of their sums, which metrics move). Traced.
+    def _add_checksum(self, checksum, batch):
+        """The checksum of one more batch, where the workers compare whole batches. Traced or eager."""
+        if self._owner.workers.count == 1 or self._own_rows:
+            return checksum
+        return checksum * 1_000_003 + batches.checksum(batch)
+
+    def _loop(self, iterator, count, checksum):
+        """(batches evaluated, checksum of all so far, index of the layout of their sums, which metrics move). Traced.
 
         A dataset of another structure may have another layout. The number is −1 if the data of only some workers ended.
         """
@@ -197,14 +210,13 @@ class Evaluation:
 
             def run():
                 batch = optional.get_value()
-                alone = self._owner.workers.count == 1
-                first = checksum if alone else tf.cond(done == 0, lambda: batches.checksum(batch), lambda: checksum)
+                added = self._add_checksum(checksum, batch)
                 self._step(batch)
-                return done + 1, tf.constant(False), first
+                return done + 1, tf.constant(False), added
 
             return tf.cond(available, run, lambda: (tf.where(some, -1, done), tf.constant(True), checksum))
 
-        initial = (tf.constant(0), tf.constant(False), tf.zeros([], tf.int64))
+        initial = (tf.constant(0), tf.constant(False), checksum)
         done, _, checksum = tf.while_loop(
             lambda done, ended, _: (done < count) & ~ended, body, initial, parallel_iterations=1
         )

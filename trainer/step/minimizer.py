@@ -216,7 +216,7 @@ class Minimizer:
         if self.owner.replicas > 1:
             batches.check_divisible(parts[0], self.owner.replicas)
             if self._form not in self._plans:
-                self.micro.outline(parts[0])
+                self.micro.outline(batches.with_all_rows(parts[0], self.owner.workers.count, self.owner.calls.own_rows))
             sum_up, look_again = self._distributed, self._distributed_losses
         else:
             sum_up, look_again = lambda parts: self._sum_parts(parts, None), self._losses_of

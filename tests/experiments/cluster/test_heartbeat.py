@@ -1,5 +1,6 @@
 """Heartbeats among three workers, in one process, with a network that can be cut."""
 
+import re
 import socket
 import time
 
@@ -7,6 +8,8 @@ import pytest
 
 from looptape.experiments.cluster import heartbeat
 from looptape.experiments.cluster.heartbeat import Heartbeat
+from looptape.experiments.launch.options import Refused
+from looptape.trainer.distribution import meetings
 
 SECONDS = 0.5
 
@@ -68,6 +71,49 @@ def test_a_worker_that_hangs_is_noticed_by_all(network):
     assert {rank: ranks for rank, (ranks, _) in network.lost.items()} == {0: [1], 2: [1]}
 
 
+class Waiting(meetings.Meetings):
+    """A process at a meeting of a number, which waits or has not come to wait."""
+
+    def __init__(self, count, waits):
+        super().__init__()
+        self.count, self._since = count, time.monotonic() if waits else None
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_a_worker_that_answers_but_neither_comes_nor_works_is_given_up_by_those_that_wait(works, network, capsys):
+    """The first two are at their seventh meeting, and the third one still at the sixth."""
+    gone, processor = {}, [0.0]
+    for rank, worker in enumerate(network.workers):
+        worker._own = Waiting(7 if rank < 2 else 6, waits=rank < 2)
+        worker._hang_seconds, worker._hanging = 2 * SECONDS, lambda ranks, rank=rank: gone.setdefault(rank, ranks)
+
+    def sign():
+        processor[0] += 1.0 if works else 0.001
+        return b"alive 6 %.3f" % processor[0]
+
+    network.workers[2]._sign = sign
+    network.start()
+    time.sleep(1.5 * SECONDS)
+    assert not gone
+    end = time.monotonic() + (3 * SECONDS if works else 5.0)
+    while len(gone) < 2 and time.monotonic() < end:
+        time.sleep(0.02)
+    assert gone == ({} if works else {0: [2], 1: [2]}) and not network.lost
+    told = capsys.readouterr().err
+    for rank in (0, 1):
+        match = rf"worker {rank} has waited \d s for workers \[2\], which are alive but late; it gives up after 1 s"
+        assert len(re.findall(match, told)) == 1, told
+    assert "worker 2 has waited" not in told
+
+
+def test_nobody_is_late_while_all_wait_at_one_meeting(network, capsys):
+    for worker in network.workers:
+        worker._own, worker._hang_seconds, worker._hanging = Waiting(7, waits=True), 0.1, network.lost.setdefault
+    network.start()
+    time.sleep(3 * SECONDS)
+    assert not network.lost and "late" not in capsys.readouterr().err
+
+
 def test_a_worker_that_leaves_in_order_is_not_missed(network):
     network.start()
     time.sleep(SECONDS / 2)
@@ -103,7 +149,7 @@ def test_a_sentence_and_an_exit(monkeypatch):
         count, rank, name = 2, 0, "worker 0 of 2 (a:1)"
 
         def share_texts(self, text):
-            return [text, f"{silent.getsockname()[1]} 00ff"]
+            return [text, text if "=" in text else f"{silent.getsockname()[1]} 00ff"]
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("localhost", 0))
@@ -118,3 +164,15 @@ def test_a_sentence_and_an_exit(monkeypatch):
     [told] = left
     assert told.startswith("worker 0 of 2 (a:1) has heard nothing from workers [1] for 0 s: they hang, or the network")
     assert "Start all workers again with the same command" in told
+
+
+def test_workers_with_other_limits_are_refused():
+    class Two:
+        count, rank, name = 2, 0, "worker 0 of 2 (a:1)"
+
+        def share_texts(self, text):
+            return [text, text.replace("HEARTBEAT_SECONDS=20", "HEARTBEAT_SECONDS=0")]
+
+    match = r"worker 0 has LOOPTAPE_HEARTBEAT_SECONDS=20 .*, worker 1 has LOOPTAPE_HEARTBEAT_SECONDS=0 .* Start all"
+    with pytest.raises(Refused, match=match):
+        heartbeat.begin(Two(), ["localhost"] * 2, None)

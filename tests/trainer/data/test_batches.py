@@ -52,3 +52,13 @@ def test_checksums_tell_contents_order_and_shape_apart():
     sums = [int(batches.checksum((tf.constant(variant),))) for variant in variants]
     assert len(set(sums)) == len(sums)
     assert sums[0] == int(batches.checksum((tf.constant(x.copy()),)))
+
+
+def test_rows_are_repeated_in_every_form_of_tensor():
+    ragged, sparse = tf.ragged.constant([[1, 2], [3]]), tf.sparse.from_dense([[0, 5], [6, 0]])
+    batch = tf.constant([1, 2]), tf.constant(7), ragged, sparse
+    assert batches.with_all_rows(batch, 2, False)[0] is batch[0]
+    dense, scalar, more, other = batches.with_all_rows(batch, 2, True)
+    assert dense.numpy().tolist() == [1, 2, 1, 2] and int(scalar) == 7
+    assert more.to_list() == [[1, 2], [3], [1, 2], [3]]
+    assert tf.sparse.to_dense(other).numpy().tolist() == [[0, 5], [6, 0], [0, 5], [6, 0]]

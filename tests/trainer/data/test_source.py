@@ -13,7 +13,8 @@ import tensorflow as tf
 import looptape
 from looptape import Trainer
 from looptape.trainer.data.resumability import loose_ends
-from looptape.trainer.data.source import Source
+from looptape.trainer.data.source import Source, open_source
+from looptape.trainer.distribution import workers
 from tests.trainer.tools import assert_identical_weights, dense_model, linear_model, mse, regression
 
 X, Y = regression(24)
@@ -249,14 +250,24 @@ def test_sharded_data_train_alone_and_resume(tmp_path):
     assert set(seen) == {(0, 1)}
 
 
-def test_sharded_data_are_given_by_a_function_and_for_steps():
-    with pytest.raises(TypeError, match=r"`function` is 3; it must be a function \(rank, workers\) → tf.data.Dataset"):
-        looptape.ShardedData(3)
-    trainer = Trainer(linear_model(), "sgd", {"error": "mse"})
-    with pytest.raises(TypeError, match="returned list for worker 0 of 1; it must return a tf.data.Dataset"):
-        trainer.fit(looptape.ShardedData(lambda rank, workers: [1]), steps=1)
-    with pytest.raises(ValueError, match="`epochs` is given with a `ShardedData`.*Give `steps`"):
-        trainer.fit(looptape.ShardedData(lambda rank, workers: [1]), epochs=1)
+@pytest.mark.parametrize(
+    "make, told",
+    [
+        (lambda data: data.shuffle(32).batch(5), "a shuffle has no seed"),
+        (lambda data: data.map(lambda x: x + tf.random.normal([3])).batch(5), "RandomStandardNormal has a state"),
+        (lambda data: data.map(tf.abs, 2, deterministic=False).batch(5), "with `deterministic=False`"),
+        (lambda data: data.shuffle(32, seed=1).batch(5), None),
+    ],
+)
+def test_pipelines_of_sharded_data_that_give_other_batches_after_a_resume_are_named(make, told):
+    tf.random.set_seed(None)
+    data = looptape.ShardedData(lambda rank, workers: make(tf.data.Dataset.from_tensor_slices(regression()[0])))
+    source = open_source({}, data, 32, True, workers.Alone())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert not source.checkpointable() and not source.checkpointable()
+    messages = [str(each.message) for each in caught]
+    assert len(messages) == bool(told) and all("`ShardedData` and will not get" in m and told in m for m in messages)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import tensorflow as tf
 import looptape
 from looptape.trainer import Trainer
 from looptape.trainer.checkpoints import store
+from looptape.trainer.distribution import workers
 from looptape.trainer.evaluation.evaluation_sets import evaluate_sets, named_sets
 from tests.trainer.tools import assert_identical_weights, dataset, linear_model, mse, read_events, regression
 
@@ -211,3 +212,35 @@ def test_a_metric_that_only_evaluations_update_is_not_zero_in_training(in_traini
         np.testing.assert_allclose(history["mae"], [expected] * 2, rtol=1e-5)
     else:
         assert "mae" not in history
+
+
+class Comparing(workers.Alone):
+    """One of two workers, which notes what it would compare with the other."""
+
+    count = 2
+
+    def __init__(self):
+        self.compared = []
+
+    def check_same(self, **things):
+        self.compared.append(things)
+
+
+@pytest.mark.parametrize("form", ["whole", "whole, eager", "by index"])
+def test_workers_compare_all_that_they_evaluate(form):
+    """What they compare differs if any example does; a batch of the first or the last is enough."""
+
+    def compared(x):
+        trainer = Trainer(linear_model(), "sgd", {"error": mse()}, run_eagerly=form == "whole, eager")
+        trainer._engine.workers = Comparing()
+        arrays = tf.constant(x), tf.constant(Y)
+        by_index = looptape.IndexedData(8, lambda i: (arrays[0][i], arrays[1][i]), batch_size=3, shuffle=False)
+        trainer.evaluate(by_index if form == "by index" else dataset(x, Y, batch=3))
+        return trainer._engine.workers.compared
+
+    expected = compared(X)
+    assert compared(X.copy()) == expected
+    for row in (0, 5, 7):
+        other = X.copy()
+        other[row] += 1.0
+        assert compared(other) != expected, row

@@ -127,7 +127,7 @@ def describe_settings(trainer, source):
     found |= {"frozen layers": frozen(trainer.model)} if phases is None else {"`freeze`": phases}
     if source.description is not None:
         found["data"] = source.description
-    return json.loads(json.dumps({"trainer": found, "data": pipeline.describe(source.dataset)}, default=str))
+    return json.loads(json.dumps({"trainer": found, "data": source.describe()}, default=str))
 
 
 def note_hooks(trainer):
@@ -210,7 +210,7 @@ def other_data(before, source, path):
     known = f": {pipeline.operations(before['data'])}" if before else ""
     return (
         f"The checkpoint {path} holds a position in other data{known}; now they are "
-        f"{pipeline.operations(pipeline.describe(source.dataset))}. Pass the data in the same form as before, and "
+        f"{pipeline.operations(source.describe())}. Pass the data in the same form as before, and "
         "`steps` or `epochs` as before; or use another workdir and `warm_start` for the weights."
     )
 

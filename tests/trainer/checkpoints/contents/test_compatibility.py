@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import types
 
 import keras
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 from looptape import IndexedData, Stage, Trainer
+from looptape.trainer.checkpoints.contents import compatibility
+from looptape.trainer.data.source import IndexedSource
 from tests.reliability.tools import Killed, Killer
 from tests.trainer.tools import assert_identical_weights, dataset, linear_model, mse, regression
 
@@ -244,3 +247,18 @@ def test_layers_that_a_callback_froze_are_frozen_after_a_resume(tmp_path, caplog
     other.get_layer("first").trainable = True
     assert [layer.trainable for layer in run(5, tmp_path / "parts", other).model.layers] == [True, True]
     assert "frozen layers" in caplog.text
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_another_number_of_workers_is_no_other_setting_of_indexed_data(size):
+    """The pipelines differ: each makes its own rows, and only batches that do not divide are cut."""
+    x = tf.random.stateless_normal([12, 3], [1, 2])
+    data = IndexedData(12, lambda index: (x[index], x[index, :1]), batch_size=size)
+    trainer = Trainer(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), "sgd", {"error": "mse"})
+    described = []
+    for count in (1, 2, 3):
+        source = IndexedSource(data, True, types.SimpleNamespace(rank=count - 1, count=count))
+        described.append(compatibility.describe_settings(trainer._engine, source))
+        source.close()
+    assert described[0] == described[1] == described[2]
+    assert "IndexedData(12, " in described[0]["trainer"]["data"]

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from looptape.trainer.data.record_files import Records
+from looptape.trainer.data.by_worker.record_files import Records
 
 
 def write(path, contents):

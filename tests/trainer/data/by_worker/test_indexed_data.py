@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import warnings
 
 import keras
 import numpy as np
@@ -12,6 +13,8 @@ import tensorflow as tf
 import looptape
 from looptape import IndexedData
 from looptape.trainer.data import batches
+from looptape.trainer.data.source import open_source
+from looptape.trainer.distribution.workers import Alone
 from tests.trainer.tools import assert_identical_weights, dense_model, mse, regression, train
 
 X, Y = regression(23)
@@ -75,6 +78,87 @@ def test_each_worker_computes_only_its_own_rows():
     assert sorted(made) == sorted(np.concatenate([data.indices(batch)[2:4] for batch in range(3)]))
 
 
+@pytest.mark.parametrize("number, size, drop", [(23, 5, False), (23, 5, True), (12, 4, False), (2, 9, False)])
+def test_a_function_of_batches_gives_the_same_batches(number, size, drop):
+    """Of one call for each batch, by one to three workers, from the beginning and from the middle of a pass."""
+    calls = []
+
+    def function(indices):
+        calls.append(indices.shape.as_list())
+        return {"index": indices, "square": tf.cast(indices, tf.float32)[:, tf.newaxis] ** 2}
+
+    def one(index):
+        return {"index": index, "square": tf.cast(index, tf.float32)[tf.newaxis] ** 2}
+
+    options = {"batch_size": size, "seed": 3, "drop_remainder": drop}
+    whole = IndexedData(number, one, **options)
+    data = IndexedData(number, function, batched=True, **options)
+    for workers, start, repeat in ((1, 0, False), (2, 0, True), (3, 1, True)):
+        for rank in range(workers):
+            arguments = {"start": start, "rank": rank, "workers": workers, "repeat": repeat}
+            assert data.dataset(**arguments).element_spec == whole.dataset(**arguments).element_spec
+            pairs = zip(data.dataset(**arguments).take(9), whole.dataset(**arguments).take(9), strict=True)
+            for found, expected in pairs:
+                tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+    assert all(len(shape) == 1 and shape[0] is not None for shape in calls)
+    assert data.samples.draw(2) != 0
+
+
+def test_a_function_of_batches_resumes_and_is_evaluated(tmp_path):
+    x, y = tf.constant(X), tf.constant(Y)
+    rows = {"batched": True, "batch_size": 5}
+    data = IndexedData(23, lambda indices: (tf.gather(x, indices), tf.gather(y, indices)), **rows)
+    expected = train(dense_model(), indexed(), steps=7)
+    for steps in (3, 7):
+        trainer = looptape.Trainer(dense_model(), keras.optimizers.SGD(0.1), {"error": mse()})
+        trainer.fit(data, steps=steps, workdir=tmp_path, progress=False)
+    assert_identical_weights(expected.model, trainer.model)
+    assert expected.evaluate(data) == expected.evaluate(indexed())
+
+
+def test_functions_that_cannot_be_traced_or_lose_rows_are_answered():
+    with pytest.raises(
+        TypeError, match=r"(?s)such as a NumPy array or a list .*x = tf.constant\(x\), or put the Python"
+    ):
+        IndexedData(23, lambda index: (X[index], Y[index])).dataset()
+    with pytest.raises(TypeError, match="such as a NumPy array or a list"):
+        IndexedData(3, lambda index: [1.0, 2.0][index]).dataset()
+    x = tf.constant(X)
+    with pytest.raises(
+        ValueError, match=r"got 5 indices and returned a tensor of the shape \(3,\); it must have a row"
+    ):
+        IndexedData(23, lambda indices: x[indices[0]], batched=True, batch_size=5).dataset()
+
+
+@pytest.mark.parametrize("kind", ["random", "generator", "counter"])
+def test_a_function_with_a_state_causes_a_warning(kind):
+    x, y = tf.constant(X), tf.constant(Y)
+    generator, counter = tf.random.Generator.from_seed(1), tf.Variable(0.0)
+    made = {
+        "random": lambda: tf.random.normal([3], seed=5),
+        "generator": lambda: generator.normal([3]),
+        "counter": lambda: counter.assign_add(1.0),
+    }[kind]
+    data = IndexedData(23, lambda index: (x[index] + made(), y[index]))
+    source = open_source({}, data, 32, True, Alone())
+    match = "The function of the `IndexedData` has operations with a state .* tf.random.stateless_normal"
+    with pytest.warns(UserWarning, match=match):
+        source.checkpointable()
+
+
+def test_random_numbers_of_the_index_and_python_code_cause_no_warning():
+    def function(index):
+        noise = tf.random.stateless_normal([3], [1, index])
+        return tf.constant(X)[index] + noise, tf.ensure_shape(
+            tf.numpy_function(lambda i: Y[i], [index], tf.float32), [1]
+        )
+
+    source = open_source({}, IndexedData(23, function), 32, True, Alone())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        source.checkpointable()
+
+
 def test_it_trains_as_a_dataset_of_the_same_batches():
     data = indexed()
     order = [data.indices(batch) for batch in range(12)]
@@ -129,7 +213,7 @@ def test_evaluate_and_predict_take_every_example_once():
     trainer = looptape.Trainer(dense_model(), "sgd", {"error": mse()})
     found, expected = trainer.evaluate(indexed()), trainer.evaluate((X, Y), batch_size=5)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
-    np.testing.assert_allclose(trainer.predict(indexed(shuffle=False)), trainer.predict(X), atol=1e-6)
+    np.testing.assert_allclose(trainer.predict(indexed()), trainer.predict(X), atol=1e-6)  # not in a shuffled order
     assert np.isfinite(trainer.fast_dev_run(indexed())["loss"])
 
 
@@ -156,6 +240,14 @@ def test_records_are_read_by_their_number(files):
     shuffled = IndexedData.from_records(files, lambda record: record, batch_size=3, seed=5)
     found = [record for batch in shuffled.dataset().as_numpy_iterator() for record in batch]
     assert found == [expected[index] for batch in range(3) for index in shuffled.indices(batch)]
+
+
+def test_records_are_read_by_the_batch(files):
+    options = {"batch_size": 3, "seed": 5}
+    one = IndexedData.from_records(files, lambda record: tf.strings.length(record), **options)
+    made = IndexedData.from_records(files, lambda records: tf.strings.length(records), batched=True, **options)
+    expected, found = ([batch.tolist() for batch in each.dataset().as_numpy_iterator()] for each in (one, made))
+    assert found == expected and len(found) == 3
 
 
 def test_damaged_and_compressed_files_are_refused(files, tmp_path):

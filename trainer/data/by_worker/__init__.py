@@ -1,0 +1,1 @@
+"""Data of which each worker makes only its own rows."""
