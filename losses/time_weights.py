@@ -10,6 +10,8 @@ import tensorflow as tf
 def over_time(loss, weights):
     """Weights the time steps of a loss. The result is still a mean: Σ w·l / Σ w over the whole update.
 
+    With `Trainer(bptt_updates=True)`, which cuts sequences, it is refused: a window does not know where they end.
+
     A Keras mask on the outputs marks where each sequence ends. If the loss returns weights of its own, these mark the
     end instead and multiply the time weights.
 
@@ -55,6 +57,7 @@ def over_time(loss, weights):
 
     weighted.__name__ = getattr(loss, "__name__", type(loss).__name__)
     weighted.summed_function = loss  # type: ignore[attr-defined]
+    weighted.needs_whole_sequences = True  # type: ignore[attr-defined]
     return weighted
 
 

@@ -16,7 +16,7 @@ from looptape._types import History
 from looptape.trainer import arguments
 from looptape.trainer.checkpoints import export
 from looptape.trainer.data.adapters import as_dataset
-from looptape.trainer.data.windows import check_windows
+from looptape.trainer.data.windows import check_losses, check_windows
 from looptape.trainer.debug import dry_run, summary
 from looptape.trainer.engine import Engine
 from looptape.trainer.examination import Examination
@@ -185,6 +185,7 @@ class Trainer(Hooks, Examination):
         self.recurrent_memory = check_memory(recurrent_memory, "recurrent_memory")
         self.timestep_actions = check_actions(timestep_actions)
         windows = check_windows(bptt_window, bptt_updates, bptt_begins, bptt_compare_every, self.accumulation_steps)
+        check_losses(self.losses, bptt_updates)
         self.bptt_window, self.bptt_updates, self.bptt_begins, self.bptt_compare_every = windows
         self.loss_weights = LossWeights(loss_weights, functools.partial(own_variable, self.strategy))
         self.combiner = arguments.check_combiner(combiner)

@@ -48,6 +48,17 @@ def check_windows(window, updates, begins, compare_every, accumulation_steps):
     return window, bool(updates), check_begins(begins), compare_every
 
 
+def check_losses(losses, updates):
+    """Refuses losses that weight the time steps of whole sequences, where windows are updates."""
+    for name, loss in losses.items() if updates else ():
+        if getattr(loss, "needs_whole_sequences", False):
+            raise ValueError(
+                f"The loss {name!r} is made by `over_time`, and `bptt_updates` is set: it would count the time steps of "
+                "each window, not those of the sequence. Use `bptt_window` without `bptt_updates`, or put the weights "
+                "of the time steps into the data, as sample weights [batch, time]."
+            )
+
+
 def cut(dataset, length, begins=EACH_BATCH, keep_whole=False):
     """A dataset of `Window`s of `length` time steps, in order; the last one of a batch may be shorter.
 

@@ -1,10 +1,11 @@
 """Where sequences begin, against a plain loop over rows and time steps; and how windows carry it."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from looptape import timesteps
+from looptape import Trainer, losses, timesteps
 from looptape.trainer.data import windows
 
 ROWS, TIME = 3, 5
@@ -98,3 +99,12 @@ def test_bad_input():
     ragged = tf.data.Dataset.from_tensor_slices(np.zeros([5, TIME])).batch(2)
     with pytest.raises(ValueError, match="the number of rows of a batch is not known.*drop_remainder=True"):
         windows.cut(ragged, 2, "never")
+
+
+@pytest.mark.parametrize("weights", ["last", 0.9])
+def test_weights_of_time_steps_need_whole_sequences(weights):
+    given = {"error": losses.over_time("mse", weights)}
+    net = keras.Sequential([keras.Input((None, 2)), keras.layers.GRU(1, return_sequences=True)])
+    Trainer(net, "sgd", given, bptt_window=2)
+    with pytest.raises(ValueError, match="The loss 'error' is made by `over_time`, and `bptt_updates` is set"):
+        Trainer(net, "sgd", given, bptt_window=2, bptt_updates=True)
