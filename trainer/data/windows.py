@@ -53,9 +53,9 @@ def check_losses(losses, updates):
     for name, loss in losses.items() if updates else ():
         if getattr(loss, "needs_whole_sequences", False):
             raise ValueError(
-                f"The loss {name!r} is made by `over_time`, and `bptt_updates` is set: it would count the time steps of "
-                "each window, not those of the sequence. Use `bptt_window` without `bptt_updates`, or put the weights "
-                "of the time steps into the data, as sample weights [batch, time]."
+                f"The loss {name!r} is made by `over_time`, and `bptt_updates` is set: it would count the time steps "
+                "of each window, not those of the sequence. Use `bptt_window` without `bptt_updates`, or put the "
+                "weights of the time steps into the data, as sample weights [batch, time]."
             )
 
 
