@@ -40,9 +40,9 @@ LAYER = {"timestep-gradients.md": "lstm", "losses.md": "lstm", "is-my-rnn-forget
 # What must be the first that a process does with TensorFlow runs in a process of its own.
 ALONE = {
     "scale-out.md": """
+from looptape import Trainer
 import keras
 import tensorflow as tf
-from looptape import Trainer
 
 def make_model():
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
