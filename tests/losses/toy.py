@@ -35,7 +35,8 @@ def _descend(combiner, start, updates, learning_rate):
             first, second = losses[0], losses[1]
         gradients = tf.stack([tape.gradient(first, x), tape.gradient(second, x)])
         measured = gramian([[gradients[0]], [gradients[1]]])
-        update = tf.linalg.matvec(gradients, combiner.coefficients(losses, None, measured), transpose_a=True)
+        coefficients = tf.cast(combiner.coefficients(losses, None, measured), tf.float64)
+        update = tf.cast(tf.linalg.matvec(tf.cast(gradients, tf.float64), coefficients, transpose_a=True), tf.float32)
         count = tf.cast(step + 1, tf.float32)
         mean = 0.9 * mean + 0.1 * update
         square = 0.999 * square + 0.001 * tf.square(update)

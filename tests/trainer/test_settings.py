@@ -59,7 +59,9 @@ def test_a_setting_that_a_trace_cannot_see_is_refused(name, fitted):
     setattr(fitted, name, LATE[name]())
     try:
         for use in (lambda: fitted.fit(DATA, epochs=2, progress=False), lambda: fitted.predict(X)):
-            with pytest.raises(ValueError, match=f"`trainer.{name}` was set after the update had been traced"):
+            # `fit` sees first that parts of health rows need rows.
+            other = "|`health_every` is 0" if name == "health_parts" else ""
+            with pytest.raises(ValueError, match=f"`trainer.{name}` was set after the update had been traced{other}"):
                 use()
     finally:
         setattr(fitted, name, before)

@@ -157,6 +157,7 @@ def test_the_time_spent_waiting_for_data_is_measured(tmp_path):
     assert waited(tmp_path, 5 * 30) > 0.9, "20 batches of 50 ms each"
 
 
+@pytest.mark.filterwarnings("ignore:The update calls Python")  # it keeps nothing
 def test_the_time_that_updates_take_is_not_waiting_for_data(tmp_path):
     class Heavy(Trainer):
         """Each update takes 100 ms, in which the next batch is made ready."""

@@ -17,6 +17,8 @@ from tests.trainer.tools import assert_same_weights, dense_model, mse, regressio
 
 X, Y = regression(48)
 
+pytestmark = pytest.mark.filterwarnings("ignore:The update calls Python")  # to look, or to run out of memory
+
 
 class Narrow(keras.layers.Layer):
     """Has memory for so many rows at once, and ends with TensorFlow's error where there are more."""

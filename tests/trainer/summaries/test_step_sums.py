@@ -31,11 +31,11 @@ def ledger():
 
 
 def update(tracing, sums, rows, extra=None, examples=None, wait=0.0):
-    tracing.begin()
-    sums.waited(tf.constant(wait))
-    for minimizer, numbers in rows:
-        sums.record(minimizer, numbers, ["size"] if len(numbers) > 5 else [], False)
-    sums.commit(extra, examples)
+    with tracing.update():
+        sums.waited(tf.constant(wait))
+        for minimizer, numbers in rows:
+            sums.record(minimizer, numbers, ["size"] if len(numbers) > 5 else [], False)
+        sums.commit(extra, examples)
 
 
 def test_means_over_updates_are_weighted_by_examples():

@@ -112,15 +112,15 @@ class AdjointPass:
 
     def _with_gradient(self, *arguments):
         with internals.unrecorded():
-            ran = self._run(arguments)
+            ran = self.forwards(arguments)
 
         def gradient(*upstream):
-            return self._twice_differentiable(arguments, upstream, lambda above: self._backwards(arguments, ran, above))
+            return self._twice_differentiable(arguments, upstream, lambda above: self.backwards(arguments, ran, above))
 
         outputs = [self._show(ran.after[0])] if self.sequences else []
         return (*outputs, *ran.final), gradient
 
-    def _run(self, arguments):
+    def forwards(self, arguments):
         inputs, initial, weights, _ = self._split(arguments)
         inputs = inputs if self.view is None else self.view()
         kernel, bias, recurrent = self.recurrence.operands(weights)
@@ -134,7 +134,7 @@ class AdjointPass:
         final = parts.join_all([tuple(each[-1] for each in states) for states, _ in forward], 0)
         return _Ran(inputs, parts, recurrent, starts, masks, forward, after, final)
 
-    def _backwards(self, arguments, ran, upstream):
+    def backwards(self, arguments, ran, upstream):
         """The gradients of the arguments."""
         _, _, weights, _ = self._split(arguments)
         parts, starts = ran.parts, ran.starts

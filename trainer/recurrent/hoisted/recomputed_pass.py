@@ -50,7 +50,7 @@ class RecomputedPass(AdjointPass):
         self._stretch.sequences = sequences
         self._stretch.total = _total
 
-    def _run(self, arguments):
+    def forwards(self, arguments):
         given = self._named(arguments)
         before_rest, starts, outputs = given.states, (), []
 
@@ -71,7 +71,7 @@ class RecomputedPass(AdjointPass):
             final, outputs = ran.final, [*outputs, ran.after[0]]
         return _Kept(starts, before_rest, (tf.concat(outputs, 0),) if self.sequences else (), final)
 
-    def _backwards(self, arguments, ran, upstream):
+    def backwards(self, arguments, ran, upstream):
         given = self._named(arguments)
         found, of_states = [], upstream[self.sequences :]
         of_weights = tuple(tf.zeros_like(weight) for weight in given.weights)
@@ -101,14 +101,14 @@ class RecomputedPass(AdjointPass):
 
     def _forwards(self, given, begin, size, states):
         stretch, own = self._at(given, begin, size, states)
-        return stretch._run(own)
+        return stretch.forwards(own)
 
     def _stretch_backwards(self, given, place, start, upstream, of_states):
         """(gradients of the inputs and taps of a stretch, of the states before it, of the weights)."""
         begin, size, later = place
         stretch, own = self._at(given, begin, size, start, later)
         external = [_piece(upstream[0], begin, size)] if self.sequences else []
-        found = stretch._backwards(own, stretch._run(own), (*external, *of_states))
+        found = stretch.backwards(own, stretch.forwards(own), (*external, *of_states))
         inputs = len(given.inputs)
         states = inputs + len(given.states)
         weights = states + len(given.weights)
