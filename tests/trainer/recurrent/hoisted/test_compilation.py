@@ -112,6 +112,7 @@ def test_large_batches_are_cut_for_the_threads(monkeypatch):
     assert compilation.parts(64, 256) == 2
     assert compilation.parts(8, 16) == 1
     assert compilation.parts(None, 256) == 2
-    assert compilation.parts(None, 16) == 1
+    assert compilation.parts(None, 8) == 1
+    assert compilation.parts(16, 64) == 2
     monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: 1)
     assert compilation.parts(64, 256) == 1
