@@ -54,6 +54,15 @@ class Config(Checked):
     timestep_detach: float | None = option(
         None, "probability of stopping the state gradient at a time step", above=0, below=1, resume="accept"
     )
+    timestep_cut: int | None = option(
+        None, "stop the state gradient every so many time steps", least=1, resume="accept"
+    )
+    timestep_scale: float | None = option(
+        None, "factor for the state gradient at every time step", least=0, resume="accept"
+    )
+    timestep_normalize: float | None = option(
+        None, "norm that every example's state gradient gets at every time step", above=0, resume="accept"
+    )
     bptt_window: int | None = option(None, "time steps of truncated back-propagation; none for all", least=1)
     recurrent: str = option(
         "auto",

@@ -81,8 +81,16 @@ def trainer_options(config, loss_weights=None, combiner_args=None):
 
 
 def _actions(config):
-    detach = [] if config.timestep_detach is None else [timesteps.Detach(config.timestep_detach, seed=config.seed)]
-    return detach + ([] if config.timestep_clip is None else [timesteps.ClipNorm(config.timestep_clip)])
+    """The actions on time steps that flags name: first those on the carried gradient, the clip last."""
+    makers = {
+        "timestep_cut": lambda every: timesteps.Cut(every=every),
+        "timestep_detach": lambda probability: timesteps.Detach(probability, seed=config.seed),
+        "timestep_scale": timesteps.Scale,
+        "timestep_normalize": timesteps.Normalize,
+        "timestep_clip": timesteps.ClipNorm,
+    }
+    values = {name: getattr(config, name) for name in makers}
+    return [makers[name](value) for name, value in values.items() if value is not None]
 
 
 def wrong_loss_weight(text, error):

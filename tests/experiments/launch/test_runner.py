@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from looptape import Trainer, launch
+from looptape import Trainer, launch, timesteps
 from looptape.dashboard.rules import findings
 from looptape.experiments.launch import factories, results_table, runner
 from looptape.experiments.launch.options import Refused
@@ -56,6 +56,15 @@ def test_common_flags_reach_the_trainer():
         "timestep_actions": [],
         "loss_weights": {"error": 2.0, "penalty": 0.1},
     }
+
+
+def test_flags_of_actions_on_time_steps():
+    given = {"cut": 5, "detach": 0.25, "scale": 0.9, "normalize": 2.0, "clip": 1.5}
+    config = Config(seed=3, **{f"timestep_{name}": value for name, value in given.items()})
+    carried = [timesteps.Cut(every=5), timesteps.Detach(0.25, seed=3)]
+    summed = [timesteps.Scale(0.9), timesteps.Normalize(2.0), timesteps.ClipNorm(1.5)]
+    assert factories.trainer_options(config)["timestep_actions"] == carried + summed
+    assert factories.trainer_options(Config())["timestep_actions"] == []
 
 
 def test_eager_runs_are_not_compiled():
