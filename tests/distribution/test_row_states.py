@@ -62,7 +62,7 @@ def test_stateful_layers(options, two_devices):
             np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 
-@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("stateful", [pytest.param(False, marks=pytest.mark.long), True])
 def test_windows_whose_rows_begin_anew(stateful, two_devices, tmp_path):
     options = {"bptt_window": 4, "bptt_updates": True, "bptt_begins": timesteps.Flags("flag"), "stateful": stateful}
     one, two = (made(strategy, **options) for strategy in (None, two_devices))

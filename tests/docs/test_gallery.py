@@ -47,7 +47,7 @@ def run(name, tmp_path, **constants):
 
 
 # The others are long tests.
-QUICK = {"addition", "transformer", "variational_autoencoder", "wgan_gp"}
+QUICK = {"addition", "variational_autoencoder", "wgan_gp"}
 
 
 @pytest.mark.parametrize(

@@ -275,8 +275,14 @@ def test_axe_finds_nothing_in_a_report(page, tmp_path, width):
     page.browser.get("about:blank")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 1024, 390])
+@pytest.mark.parametrize(
+    ("width", "theme"),
+    [
+        pytest.param(width, theme, marks=[] if (width, theme) in {(1440, "dark"), (390, "light")} else pytest.mark.long)
+        for width in (1440, 1024, 390)
+        for theme in ("light", "dark")
+    ],
+)
 def test_axe_finds_nothing_in_any_view(page, width, theme):
     """No violation of accessibility, and nothing wider than the page."""
     with page.screen(width, theme):

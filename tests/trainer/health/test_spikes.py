@@ -187,7 +187,10 @@ def rivals(policy, without=(), health_every=0):
 
 
 # Step 26 is one with health if `every` is 2.
-@pytest.mark.parametrize(("policy", "every", "without"), [("record", 0, ()), ("record", 2, ()), ("skip", 2, (BAD,))])
+@pytest.mark.parametrize(
+    ("policy", "every", "without"),
+    [pytest.param("record", 0, (), marks=pytest.mark.long), ("record", 2, ()), ("skip", 2, (BAD,))],
+)
 def test_a_spike_of_one_of_several_minimizers(policy, every, without):
     """Let through: the weights are those of a run that does not look. Skipped: those of a run without that batch."""
     found, plain = rivals(policy, health_every=every), rivals("ignore", without)

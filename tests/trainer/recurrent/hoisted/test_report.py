@@ -105,7 +105,8 @@ def test_second_derivatives_are_part_of_it_except_for_weights(masked):
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.integers(-33, 12))
+# TensorFlow takes numbers below 1.2e-38 for zero: at 1e-36, which -33 would give, that is 1 % of a number already.
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.integers(-32, 12))
 def test_norms_of_any_shape_and_size(time, batch, left, right, power):
     rng = np.random.default_rng(0)
     a, d = rng.normal(size=(time, batch, left)), rng.normal(size=(time, batch, right)) * 10.0**power
