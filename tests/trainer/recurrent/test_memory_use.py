@@ -26,7 +26,7 @@ if which == "keras":
     model.fit(x, x[:, 0, :1], batch_size=batch, epochs=2, verbose=0)
 else:
     memory = None if which == "plain" else which
-    trainer = Trainer(model, "adam", {"error": "mse"}, recurrent_memory=memory)
+    trainer = Trainer(model, "adam", {"error": "mse"}, recurrent_memory=memory, steps_per_call=1)
     trainer.fit((x, x[:, 0, :1]), steps=2, batch_size=batch, progress=False)
 print(json.dumps(peak() - start))
 """

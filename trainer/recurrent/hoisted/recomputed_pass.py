@@ -87,7 +87,7 @@ class RecomputedPass(AdjointPass):
             place = stretch * self._stride, self._stride, tf.logical_or(done > 0, self._rest > 0)
             start = tuple(kept[stretch] for kept in ran.starts)
             found, of_states, added = self._stretch_backwards(given, place, start, upstream, of_states)
-            sums = tuple(old + new for old, new in zip(sums, added, strict=True))
+            sums = tuple(_total(both) for both in zip(sums, added, strict=True))
             lists = tuple(items.write(stretch, piece) for items, piece in zip(lists, found, strict=True))
             return done + 1, of_states, sums, lists
 
